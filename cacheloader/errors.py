@@ -1,0 +1,159 @@
+"""Every error a user can meet, named by who has to act.
+
+::
+
+    CacheloaderError
+    ├── ConfigError            the caller passed something that cannot work (also a ValueError)
+    │   ├── QuotaTooSmall      the cache cannot hold what one window needs
+    │   └── StateMismatch      a saved position does not belong to this data set or order
+    ├── OriginError            the remote store said no, or said nothing
+    │   ├── OriginNotFound     no such object, bucket or path
+    │   ├── OriginDenied       missing, wrong or expired credentials
+    │   ├── OriginThrottled    slow down (429, 503 SlowDown)
+    │   ├── OriginChanged      the object is not the version that the manifest names
+    │   ├── OriginTimeout      no answer within the deadline
+    │   ├── OriginShortBody    fewer or more bytes than the range that was asked for
+    │   └── OriginUnavailable  5xx, refused or broken connections, DNS
+    ├── DatasetError           the data is there and is not what it should be
+    │   ├── EmptyDataset       the URLs match no shard
+    │   └── CorruptShard       a shard cannot be parsed
+    └── DaemonError            the node daemon
+        ├── DaemonUnavailable  it cannot be reached or started
+        ├── CacheUnusable      its cache directory cannot be used
+        ├── DeadlineExceeded   it did not answer in time
+        └── ProtocolError      the two sides do not understand each other
+
+Each error is built from one message, so that it survives pickling, torch's re-raise in the main process and the
+wire. A message is one sentence: what failed, the value seen, the rule, the way out.
+"""
+
+from __future__ import annotations
+
+
+class CacheloaderError(Exception):
+    """Root of all errors raised on purpose by cacheloader.
+
+    Args:
+        message: What failed, the value seen, the rule and the way out.
+        uri: The object or path it is about, empty where there is none.
+    """
+
+    def __init__(self, message: str, *, uri: str = "") -> None:
+        super().__init__(message)
+        self.uri = uri
+
+    @property
+    def message(self) -> str:
+        """The text without the type."""
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.uri))
+
+
+def _rebuild(kind: type[CacheloaderError], message: str, uri: str) -> CacheloaderError:
+    return kind(message, uri=uri)
+
+
+class ConfigError(CacheloaderError, ValueError):
+    """An option, or a combination of options, that cannot work."""
+
+
+class QuotaTooSmall(ConfigError):
+    """The cache cannot hold the shards that one window of the order needs at once."""
+
+
+class StateMismatch(ConfigError):
+    """A saved position does not belong to this data set or this order."""
+
+
+class OriginError(CacheloaderError):
+    """The remote store failed; ``retryable`` tells whether asking again can help."""
+
+    retryable = False
+
+
+class OriginNotFound(OriginError):
+    """No such object, bucket or path."""
+
+
+class OriginDenied(OriginError):
+    """Missing, wrong or expired credentials, or no permission."""
+
+
+class OriginThrottled(OriginError):
+    """The store asked to slow down."""
+
+    retryable = True
+
+
+class OriginChanged(OriginError):
+    """The object is not the version that the manifest names."""
+
+
+class OriginTimeout(OriginError):
+    """No answer within the deadline."""
+
+    retryable = True
+
+
+class OriginShortBody(OriginError):
+    """The body is not as long as the range that was asked for."""
+
+    retryable = True
+
+
+class OriginUnavailable(OriginError):
+    """A server error, a refused or broken connection, or a name that does not resolve."""
+
+    retryable = True
+
+
+class DatasetError(CacheloaderError):
+    """The data is there and is not what it should be."""
+
+
+class EmptyDataset(DatasetError):
+    """The URLs match no shard, or the shards hold no sample."""
+
+
+class CorruptShard(DatasetError):
+    """A shard cannot be parsed as its format."""
+
+
+class DaemonError(CacheloaderError):
+    """The node daemon failed."""
+
+
+class DaemonUnavailable(DaemonError):
+    """The daemon cannot be reached or started."""
+
+
+class CacheUnusable(DaemonError):
+    """The cache directory cannot be used."""
+
+
+class DeadlineExceeded(DaemonError):
+    """The daemon did not answer in time."""
+
+
+class ProtocolError(DaemonError):
+    """The two sides of a connection do not understand each other."""
+
+
+def _tree(kind: type[CacheloaderError]) -> dict[str, type[CacheloaderError]]:
+    kinds = {kind.__name__: kind}
+    for child in kind.__subclasses__():
+        kinds.update(_tree(child))
+    return kinds
+
+
+def from_wire(kind: str, message: str, uri: str = "") -> CacheloaderError:
+    """The error a peer reported, as the same class on this side.
+
+    Args:
+        kind: Class name sent by the peer; an unknown one (a newer peer) becomes a ``DaemonError``.
+        message: The peer's message, unchanged.
+        uri: The object it is about.
+    """
+    return _tree(CacheloaderError).get(kind, DaemonError)(message, uri=uri)

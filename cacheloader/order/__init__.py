@@ -1,0 +1,1 @@
+"""Which sample comes next: pure arithmetic on (seed, epoch, world, position)."""

@@ -1,0 +1,1 @@
+"""What to fetch, keep and drop: a pure machine. Events in, effects out; no clock, no socket, no file."""
