@@ -216,8 +216,11 @@ class DatasetSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         urls: URLs, paths, brace patterns, globs or directories, in the user's order.
         format: Name of a shard format, "" to detect it.
         storage_options: Options of the origin, named as fsspec names them.
+        environment: The client's own variables that steer a store's credential chain (``AWS_*``, ``GOOGLE_*``,
+            ``AZURE_*``), sent to a private daemon only, which may have been started by another job.
     """
 
     urls: list[str]
     format: str = ""
     storage_options: dict[str, object] = {}
+    environment: dict[str, str] = {}
