@@ -1,3 +1,35 @@
-"""cacheloader: shards from object storage, cached once per node, read in an exactly resumable order by PyTorch."""
+"""cacheloader: shards from object storage, cached once per node, read in an exactly resumable order by PyTorch.
+
+Names are imported on first use, so that the node daemon, which shares some rooms of this package, never loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cacheloader import errors as errors
+    from cacheloader.dataset import RemoteDataset as RemoteDataset
+    from cacheloader.loader import DataLoader as DataLoader
 
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "DataLoader": "cacheloader.loader",
+    "RemoteDataset": "cacheloader.dataset",
+}
+
+__all__ = ["DataLoader", "RemoteDataset", "__version__", "errors"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return getattr(import_module(_ROOMS[name]), name)
+    if name == "errors":
+        return import_module("cacheloader.errors")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

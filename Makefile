@@ -1,0 +1,35 @@
+# Everything runs in .venv, which the first target that needs it creates; nothing outside this folder is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check lint types imports bench clean
+
+demo: .venv/ready
+	$(BIN)/cacheloader demo
+
+test: .venv/ready
+	$(BIN)/python -m pytest -q
+
+check: lint types imports test
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+imports: .venv/ready
+	$(BIN)/lint-imports
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[demo]" --group dev
+	touch $@
+
+clean:
+	rm -rf .venv .demo .bench dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,130 @@
+"""Where the next iteration of a data set starts, shared by the process that owns the data set and its workers.
+
+torch's DataLoader copies a data set into its workers and never tells the copies which epoch it is. The cursor is one
+page of shared memory that all copies map, so that every worker of one iteration agrees on (epoch, row) and the owner
+can read it back. The page is a memory file: forked workers inherit it, spawned ones open it through /proc, and
+nothing is left behind when every process is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE_BYTES = 8192
+_HEAD = struct.Struct("<16s6q")  # identity | next epoch, next row | epoch, row of the iteration under way | its token
+MAX_WORKERS = _PAGE_BYTES - _HEAD.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where an iteration begins.
+
+    Attributes:
+        epoch: Epoch, from 0.
+        row: First row to deliver.
+    """
+
+    epoch: int
+    row: int
+
+
+class SharedCursor:
+    """The page. ``next`` is where the coming iteration starts, ``current`` where the one under way did."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("cacheloader-cursor", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, _PAGE_BYTES)
+        self._identity = os.urandom(16)
+        self._map = mmap.mmap(self._fd, _PAGE_BYTES)
+        _HEAD.pack_into(self._map, 0, self._identity, 0, 0, -1, 0, 0, 0)
+
+    @property
+    def next(self) -> Start:
+        """Where the coming iteration starts."""
+        _, epoch, row, *_ = _HEAD.unpack_from(self._map)
+        return Start(epoch=epoch, row=row)
+
+    @property
+    def current(self) -> Start | None:
+        """Where the iteration under way started; ``None`` before the first, and after ``move_to``."""
+        _, _, _, epoch, row, *_ = _HEAD.unpack_from(self._map)
+        return None if epoch < 0 else Start(epoch=epoch, row=row)
+
+    def move_to(self, start: Start) -> None:
+        """Let the coming iteration start at ``start``."""
+        with self._locked():
+            _HEAD.pack_into(self._map, 0, self._identity, start.epoch, start.row, -1, 0, 0, 0)
+
+    def begin(self, *, worker: int = 0, seed: int = 0, iteration: int = 0) -> Start:
+        """Join the iteration that a loader has just begun, or open it.
+
+        The first worker of an iteration opens it at ``next`` and moves ``next`` to the start of the following epoch;
+        the others join it. Workers of one iteration show the same ``seed`` and ``iteration``; a worker that shows up
+        twice under the same pair belongs to a later iteration (the user seeded torch alike).
+
+        Args:
+            worker: Worker number, 0 in the main process.
+            seed: The loader's base seed, which differs from one iteration to the next.
+            iteration: How often this worker process has begun before (persistent workers keep their seed).
+        """
+        if worker >= MAX_WORKERS:
+            raise ValueError(f"worker number {worker} is above the limit of {MAX_WORKERS - 1}")
+        with self._locked():
+            _, next_epoch, next_row, epoch, row, seen_seed, seen_iteration = _HEAD.unpack_from(self._map)
+            slot = _HEAD.size + worker
+            joined = epoch >= 0 and (seen_seed, seen_iteration) == (seed, iteration) and not self._map[slot]
+            if not joined:
+                epoch, row = next_epoch, next_row
+                self._map[_HEAD.size :] = bytes(_PAGE_BYTES - _HEAD.size)
+                _HEAD.pack_into(self._map, 0, self._identity, epoch + 1, 0, epoch, row, seed, iteration)
+            self._map[slot] = 1
+        return Start(epoch=epoch, row=row)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Record locks belong to a process, so they also work between a parent and its forked children, which share
+        # one open file description. The holder only copies a few bytes; a killed holder frees the lock.
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "fd": self._fd,
+            "identity": self._identity,
+            "next": self.next,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state["pid"] != os.getpid() and self._join(state):
+            return
+        # Not a worker of a living owner but a copy (copy.deepcopy, a stored data set): it starts on its own.
+        self.__init__()  # type: ignore[misc]
+        self.move_to(state["next"])
+
+    def _join(self, state: dict[str, Any]) -> bool:
+        with suppress(OSError):
+            fd = os.open(f"/proc/{state['pid']}/fd/{state['fd']}", os.O_RDWR | os.O_CLOEXEC)
+            if os.pread(fd, 16, 0) == state["identity"]:
+                self._fd, self._identity = fd, state["identity"]
+                self._map = mmap.mmap(fd, _PAGE_BYTES)
+                return True
+            os.close(fd)
+        return False
+
+    def __del__(self) -> None:
+        with suppress(AttributeError, OSError, ValueError):
+            self._map.close()
+            os.close(self._fd)

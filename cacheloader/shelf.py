@@ -1,0 +1,88 @@
+"""The shards that one iteration holds at the moment: leased when first read, given back when their window is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cacheloader.errors import CorruptShard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cacheloader.formats.base import ShardFormat, ShardReader
+    from cacheloader.manifest.record import Manifest
+    from cacheloader.transport.base import AccessPlan, Lease, Transport
+
+
+class Shelf:
+    """Leases and readers of one session, along its plan.
+
+    Args:
+        transport: Where leases come from.
+        manifest: The data set.
+        plan: The accesses that were announced; tells when a shard is no longer needed.
+        shard_format: How to read a shard.
+        columns: Fields to read, all if ``None``.
+    """
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        manifest: Manifest,
+        plan: AccessPlan,
+        shard_format: ShardFormat,
+        columns: Sequence[str] | None,
+    ) -> None:
+        self._transport = transport
+        self._manifest = manifest
+        self._plan = plan
+        self._format = shard_format
+        self._columns = columns
+        self._begun = 0  # accesses of the plan whose first row has been reached
+        self._needed_until: dict[int, int] = {}  # shard -> stop_clock of its latest access that has begun
+        self._held: dict[int, tuple[Lease, ShardReader]] = {}
+
+    def reader(self, shard: int) -> ShardReader:
+        """A reader of shard number ``shard``, waiting for it if need be."""
+        held = self._held.get(shard)
+        if held is None:
+            lease = self._transport.acquire(shard)
+            try:
+                reader = self._open(shard, lease)
+            except BaseException:
+                lease.release()
+                raise
+            held = self._held[shard] = (lease, reader)
+        return held[1]
+
+    def advance(self, clock: int) -> None:
+        """Give back every shard that no row from ``clock`` on needs, and tell the daemon where the session stands."""
+        plan = self._plan
+        while self._begun < len(plan.shard) and plan.first_clock[self._begun] < clock:
+            shard, stop = int(plan.shard[self._begun]), int(plan.stop_clock[self._begun])
+            self._needed_until[shard] = max(stop, self._needed_until.get(shard, 0))
+            self._begun += 1
+        for shard in [shard for shard, stop in self._needed_until.items() if stop <= clock]:
+            del self._needed_until[shard]
+            if shard in self._held:
+                self._held.pop(shard)[0].release()
+        self._transport.advance(clock)
+
+    def clear(self) -> None:
+        """Give back everything."""
+        for lease, _ in self._held.values():
+            lease.release()
+        self._held.clear()
+
+    def _open(self, shard: int, lease: Lease) -> ShardReader:
+        uri = self._manifest.uri(shard)
+        reader = self._format.open(lease, lease.index, uri=uri, columns=self._columns)
+        expected = int(self._manifest.num_samples[shard])
+        if reader.num_samples != expected:
+            raise CorruptShard(
+                f"{uri} holds {reader.num_samples} samples and the manifest says {expected}; "
+                "correct or remove the sample counts beside the shards (shards.json), then start again",
+                uri=uri,
+            )
+        return reader
