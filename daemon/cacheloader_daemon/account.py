@@ -1,0 +1,118 @@
+"""What the daemon has done so far: plain counters, changed on the loop's thread, read as one frozen record."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+BATCH_WAIT_EDGES_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+SHARD_FETCH_EDGES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistogramRecord:
+    """A histogram at one moment.
+
+    Attributes:
+        edges: Upper edges of the buckets, inclusive; one more bucket holds what is above the last.
+        counts: Values in each bucket, one more than ``edges``; not cumulative.
+        total: Sum of all values.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
+
+
+class Histogram:
+    """Counts values in fixed buckets."""
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self._edges = tuple(edges)
+        self._counts = [0] * (len(self._edges) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect.bisect_left(self._edges, value)] += 1
+        self._total += value
+
+    def record(self) -> HistogramRecord:
+        """The histogram at this moment."""
+        return HistogramRecord(edges=self._edges, counts=tuple(self._counts), total=self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRecord:
+    """All counters at one moment, since the daemon's start.
+
+    Attributes:
+        requests: Shards asked for, by result: ``hit`` (was in the cache), ``miss`` (had to be fetched), ``coalesced``
+            (another's fetch was under way already), ``bypass`` (served from memory), ``failed``.
+        remote_read_bytes: Bytes of fetched shards, by reason: ``demand``, ``prefetch``, ``bypass``.
+        fetch_failures: Fetches that ended without a shard, by error class.
+        evictions: Shards dropped to make room.
+        samples: Samples that training loops took.
+        invalid_reports: Reports of training loops that held numbers which are no waiting times.
+        shard_fetch_s: Seconds from a fetch's start to its end, for shards that arrived.
+        batch_wait_s: Seconds that training threads waited inside ``next(loader)``.
+    """
+
+    requests: Mapping[str, int]
+    remote_read_bytes: Mapping[str, int]
+    fetch_failures: Mapping[str, int]
+    evictions: int
+    samples: int
+    invalid_reports: int
+    shard_fetch_s: HistogramRecord
+    batch_wait_s: HistogramRecord
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """The counters; the fields mean what they mean in ``AccountRecord``."""
+
+    requests: Counter[str] = field(default_factory=lambda: Counter(hit=0, miss=0, coalesced=0, bypass=0, failed=0))
+    remote_read_bytes: Counter[str] = field(default_factory=lambda: Counter(demand=0, prefetch=0, bypass=0))
+    fetch_failures: Counter[str] = field(default_factory=Counter)
+    evictions: int = 0
+    samples: int = 0
+    invalid_reports: int = 0
+    shard_fetch_s: Histogram = field(default_factory=lambda: Histogram(SHARD_FETCH_EDGES_S))
+    batch_wait_s: Histogram = field(default_factory=lambda: Histogram(BATCH_WAIT_EDGES_S))
+
+    def reported(self, waits_s: Iterable[float], samples: int) -> None:
+        """Count what a training thread saw; one client's nonsense must not spoil the sums of all."""
+        waits = list(waits_s)
+        if samples < 0 or not all(0 <= wait < math.inf for wait in waits):
+            self.invalid_reports += 1
+            return
+        self.samples += samples
+        for wait in waits:
+            self.batch_wait_s.add(wait)
+
+    def record(self) -> AccountRecord:
+        """All counters at this moment."""
+        return AccountRecord(
+            requests=dict(self.requests),
+            remote_read_bytes=dict(self.remote_read_bytes),
+            fetch_failures=dict(self.fetch_failures),
+            evictions=self.evictions,
+            samples=self.samples,
+            invalid_reports=self.invalid_reports,
+            shard_fetch_s=self.shard_fetch_s.record(),
+            batch_wait_s=self.batch_wait_s.record(),
+        )

@@ -1,0 +1,174 @@
+"""The daemon's options: one frozen record, checked when it is made, from a TOML file or from flags."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from cacheloader.errors import ConfigError
+from cacheloader.quantity import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PRIVATE_IDLE_TIMEOUT_S = 60.0
+SOCKET_NAME = "daemon.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonConfig:
+    """How one daemon runs.
+
+    Attributes:
+        cache_dir: Directory of the cache; it belongs to the daemon and is made if it is missing.
+        cache_size: Bytes the cache may hold, or text such as ``"200GiB"``; "" means 75 % of what the file system has
+            free (with what the cache already holds).
+        socket: Where clients connect; ``daemon.sock`` in ``cache_dir`` if not given.
+        private: Started by one user's training process, for that user alone: ``Stop`` is obeyed, and the daemon
+            leaves when it is idle.
+        idle_timeout_s: Seconds without a connection after which the daemon leaves; 0 means never. Not given: 60 for
+            a private daemon, never for a shared one.
+        metrics_port: Loopback port of ``/metrics`` and ``/healthz``; 0 means none.
+        allowed_uids: Users that may connect besides the daemon's own.
+        allowed_gids: Groups (main group of the peer) that may connect.
+        socket_mode: Permission bits of the socket file.
+        max_connections: Clients at once; a node with 8 ranks of 16 workers needs 136.
+        max_requests: Unanswered requests of one client.
+        max_fetches: Shards fetched at once.
+        max_range_requests: Range requests to origins in flight at once.
+        range_size: Bytes of one range request.
+        prepare_processes: Processes that index and checksum shards.
+        nice: Added to the process's niceness.
+        log_level: Name of a logging level.
+    """
+
+    cache_dir: Path
+    cache_size: int | str = ""
+    socket: Path | None = None
+    private: bool = False
+    idle_timeout_s: float | None = None
+    metrics_port: int = 0
+    allowed_uids: tuple[int, ...] = ()
+    allowed_gids: tuple[int, ...] = ()
+    socket_mode: int = 0o600
+    max_connections: int = 1024
+    max_requests: int = 256
+    max_fetches: int = 16
+    max_range_requests: int = 32
+    range_size: int | str = "8MiB"
+    prepare_processes: int = 2
+    nice: int = 0
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        if self.cache_size != "" and parse_size(self.cache_size, name="cache_size") == 0:
+            raise ConfigError(f"cache_size={self.cache_size!r} leaves no room; pass bytes, or leave it out")
+        if self.range_bytes < 2**16:
+            raise ConfigError(f"range_size={self.range_size!r} is below 64KiB; pass at least that")
+        for name, smallest, largest in (
+            ("metrics_port", 0, 65535),
+            ("socket_mode", 0, 0o777),
+            ("max_connections", 1, 10**6),
+            ("max_requests", 1, 10**5),
+            ("max_fetches", 1, 1024),
+            ("max_range_requests", 1, 4096),
+            ("prepare_processes", 1, 64),
+            ("nice", 0, 19),
+        ):
+            value = getattr(self, name)
+            if not smallest <= value <= largest:
+                raise ConfigError(f"{name}={value} is not between {smallest} and {largest}")
+        if self.idle_timeout_s is not None and not 0 <= self.idle_timeout_s < float("inf"):
+            raise ConfigError(f"idle_timeout_s={self.idle_timeout_s} is no number of seconds; pass 0 for never")
+        if self.private and (self.allowed_uids or self.allowed_gids):
+            raise ConfigError(
+                "allowed_uids and allowed_gids are for a shared daemon; a private one serves its own user"
+            )
+        if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
+            raise ConfigError(f"log_level={self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR")
+
+    @property
+    def range_bytes(self) -> int:
+        """Bytes of one range request."""
+        return parse_size(self.range_size, name="range_size")
+
+    @property
+    def socket_path(self) -> Path:
+        """Where clients connect."""
+        return self.socket if self.socket is not None else self.cache_dir / SOCKET_NAME
+
+    @property
+    def idle_exit_s(self) -> float:
+        """Seconds without a connection after which the daemon leaves; 0 means never."""
+        if self.idle_timeout_s is not None:
+            return self.idle_timeout_s
+        return PRIVATE_IDLE_TIMEOUT_S if self.private else 0.0
+
+    @classmethod
+    def from_mapping(cls, options: Mapping[str, object], *, source: str) -> Self:
+        """A configuration from named values.
+
+        Args:
+            options: Values named like the attributes.
+            source: Where they come from, for errors.
+
+        Raises:
+            ConfigError: A name is unknown, a value has another type, or a rule is broken.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise ConfigError(
+                f"{source} has the unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
+            )
+        if "cache_dir" not in options:
+            raise ConfigError(f"{source} names no cache_dir; give the directory that the cache may use")
+        values = {name: _converted(name, value, source) for name, value in options.items()}
+        return cls(**values)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """The configuration in the TOML file ``path``.
+
+        Raises:
+            ConfigError: It cannot be read, is no TOML, or breaks a rule.
+        """
+        try:
+            with path.open("rb") as file:
+                options = tomllib.load(file)
+        except OSError as error:
+            raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"the configuration {path} is no TOML: {error}") from error
+        return cls.from_mapping(options, source=str(path))
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "cache_dir": (str, Path),
+    "cache_size": (int, str),
+    "socket": (str, Path),
+    "private": (bool,),
+    "idle_timeout_s": (int, float),
+    "allowed_uids": (list, tuple),
+    "allowed_gids": (list, tuple),
+    "range_size": (int, str),
+    "log_level": (str,),
+}
+
+
+def _converted(name: str, value: object, source: str) -> Any:
+    types = _TYPES.get(name, (int,))
+    # A bool is an int to Python, and a mistake to a reader of the file.
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        expected = " or ".join(kind.__name__ for kind in types if kind not in {Path, tuple})
+        raise ConfigError(f"{source}: {name}={value!r} is no {expected}")
+    if name in {"cache_dir", "socket"}:
+        return Path(str(value)).expanduser().absolute()
+    if name in {"allowed_uids", "allowed_gids"}:
+        ids = list(value) if isinstance(value, list | tuple) else []
+        if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
+            raise ConfigError(f"{source}: {name}={value!r} is no list of numbers; names are not looked up")
+        return tuple(ids)
+    return value

@@ -1,0 +1,148 @@
+"""The worker process behind ``prepare``: reads a shard that it was handed, builds its index, sums its bytes.
+
+It runs at low priority, knows no path, and leaves when its daemon does: the socket it reads from is then at its end.
+Run as ``python -m cacheloader_daemon.indexer FD`` with one end of a SEQPACKET pair.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+
+import msgspec
+
+from cacheloader import fdpass
+from cacheloader.errors import CacheloaderError, CorruptShard, ProtocolError
+from cacheloader.keys import split_range
+
+LOWEST_PRIORITY = 19
+"""The training process and its collectives go first whenever they want a core."""
+
+CHECKSUM_BLOCK_BYTES = 2**20
+"""Stays in the processor's cache between the read and the sum."""
+
+
+class PrepareShard(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do. + fd: the shard, readable.
+
+    Attributes:
+        format: Name of the shard's format.
+        uri: Named in errors.
+        size_bytes: Length of the shard.
+    """
+
+    format: str
+    uri: str
+    size_bytes: int
+
+
+class ShardPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What came out. + fd: sealed memory file with the index.
+
+    Attributes:
+        crc32c: Checksum of the shard's bytes.
+        index_bytes: Length of the index.
+    """
+
+    crc32c: int
+    index_bytes: int
+
+
+class PrepareFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Why nothing came out; the fields are those of ``protocol.messages.Failed``."""
+
+    kind: str
+    message: str
+    uri: str
+
+
+MAX_MESSAGE_CHARACTERS = 8000
+
+
+def prepare(task: PrepareShard, fd: int) -> tuple[ShardPrepared, int]:
+    """The index of the shard in ``fd``, as a sealed memory file that the caller closes, and the shard's checksum.
+
+    Raises:
+        CorruptShard: The shard is none of its format.
+        OSError: The disk does not give the bytes back.
+    """
+    from cacheloader.formats import registry
+    from cacheloader.formats.source import FileSource
+
+    if task.size_bytes == 0:
+        raise CorruptShard(f"{task.uri} holds no bytes, so it is no {task.format} shard", uri=task.uri)
+    crc32c = checksum(fd, task.size_bytes)
+    try:
+        index = registry.named(task.format).build_index(FileSource(fd, size_bytes=task.size_bytes), uri=task.uri)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # A read beyond the end: the file was whole a moment ago, so the format followed a wrong pointer.
+        raise CorruptShard(f"{task.uri} is no whole {task.format} shard: {error}", uri=task.uri) from error
+    return ShardPrepared(crc32c=crc32c, index_bytes=len(index)), fdpass.sealed_memory_file("sample-index", index)
+
+
+def checksum(fd: int, size_bytes: int) -> int:
+    """CRC32C of the first ``size_bytes`` bytes of a file.
+
+    Read, not mapped: a disk error is then an error of this call and not a signal that ends the process.
+    """
+    import google_crc32c
+
+    crc32c = 0
+    for part in split_range(size_bytes, part_bytes=CHECKSUM_BLOCK_BYTES):
+        block = os.pread(fd, part.size_bytes, part.start)
+        if len(block) != part.size_bytes:
+            raise OSError(errno.EIO, f"the file ends within bytes [{part.start}, {part.stop})")
+        crc32c = google_crc32c.extend(crc32c, block)
+    return crc32c
+
+
+def serve(sock: socket.socket) -> None:
+    """Answer until the daemon is gone."""
+    decoder = msgspec.json.Decoder(PrepareShard)
+    while True:
+        received = fdpass.receive(sock)
+        if not received.data:
+            return
+        if received.fd is None:
+            raise ProtocolError("a shard to prepare came without its descriptor")
+        index_fd: int | None = None
+        answer: ShardPrepared | PrepareFailed
+        try:
+            answer, index_fd = prepare(decoder.decode(received.data), received.fd)
+        except (CacheloaderError, OSError, MemoryError) as error:
+            # Memory and read errors are this shard's bad luck; anything else is a defect and ends the process.
+            answer = PrepareFailed(
+                kind=type(error).__name__,
+                message=str(error)[:MAX_MESSAGE_CHARACTERS],
+                uri=getattr(error, "uri", "")[: MAX_MESSAGE_CHARACTERS // 4],
+            )
+        finally:
+            os.close(received.fd)
+        try:
+            fdpass.send(sock, msgspec.json.encode(answer), index_fd)
+        finally:
+            if index_fd is not None:
+                os.close(index_fd)
+
+
+def main() -> None:
+    """Serve on the socket whose descriptor is the first argument."""
+    os.nice(LOWEST_PRIORITY)
+    # What the first shard will need is imported while there is no hurry.
+    import google_crc32c  # noqa: F401
+
+    from cacheloader.formats import registry  # noqa: F401
+
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        try:
+            serve(sock)
+        except (BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+            return
+
+
+if __name__ == "__main__":
+    main()

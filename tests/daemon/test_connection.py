@@ -1,0 +1,257 @@
+"""One connection over a real socket pair, with a handler that notes what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from cacheloader_daemon.server.connection import Connection, ConnectionLimits
+
+from cacheloader import fdpass
+from cacheloader.errors import ProtocolError
+from cacheloader.protocol import frames, messages
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HELLO = frames.encode(messages.Hello(oldest=1, newest=1))
+
+
+class Notes:
+    """A handler, and what it was told."""
+
+    def __init__(self) -> None:
+        self.requests: list[messages.Request] = []
+        self.fds: list[int] = []
+        self.num_disconnected = 0
+        self.num_closed = 0
+        self.raises: Exception | None = None
+
+    def requested(self, request: messages.Request, fd: int | None) -> None:
+        if fd is not None:
+            self.fds.append(fd)
+        if self.raises is not None:
+            raise self.raises
+        self.requests.append(request)
+
+    def disconnected(self) -> None:
+        self.num_disconnected += 1
+
+    def closed(self, _: Connection) -> None:
+        self.num_closed += 1
+
+
+@contextmanager
+def connected(notes: Notes, **limits: float) -> Iterator[tuple[Connection, socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(0.0)
+    connection = Connection(
+        ours,
+        loop=asyncio.get_running_loop(),
+        limits=ConnectionLimits(**limits),
+        welcome=lambda version: messages.Welcome(version=version, daemon="test", pid=1, quota_bytes=2),
+        open_handler=lambda _connection, _hello: notes,
+        closed=notes.closed,
+    )
+    with theirs:
+        yield connection, theirs
+    connection.close()
+
+
+async def heard(sock: socket.socket) -> messages.Reply | None:
+    """The next reply, ``None`` at the end of the stream."""
+    received: list[fdpass.Received] = []
+
+    def poll() -> bool:
+        try:
+            received.append(fdpass.receive(sock))
+        except BlockingIOError:
+            return False
+        return True
+
+    await until(poll)
+    return frames.decode_reply(received[0].data) if received[0].data else None
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def test_hello_is_answered_with_the_agreed_version() -> None:
+    notes = Notes()
+    with connected(notes) as (_, client):
+        fdpass.send(client, HELLO)
+        assert await heard(client) == messages.Welcome(version=1, daemon="test", pid=1, quota_bytes=2)
+        fdpass.send(client, frames.encode(messages.Advance(clock=3)))
+        await until(lambda: notes.requests == [messages.Advance(clock=3)])
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"\xff" * 40,
+        b"\x00",
+        frames.encode(messages.Advance(clock=1)),
+        frames.encode(messages.Hello(oldest=2, newest=9)),
+    ],
+    ids=["noise", "zero", "not Hello", "newer only"],
+)
+async def test_a_first_message_that_is_no_valid_hello_is_told_why_and_closed(first: bytes) -> None:
+    notes = Notes()
+    with connected(notes) as (connection, client):
+        fdpass.send(client, first)
+        fdpass.send(client, HELLO)  # already on its way when the daemon refuses
+        reply = await heard(client)
+        assert isinstance(reply, messages.Failed)
+        assert (reply.id, reply.kind) == (0, "ProtocolError")
+        assert await heard(client) is None
+        client.close()
+        await until(lambda: connection.is_closed)
+    assert notes.num_closed == 1
+    assert notes.num_disconnected == 0
+
+
+async def test_a_client_that_never_says_hello_is_closed() -> None:
+    notes = Notes()
+    with connected(notes, hello_timeout_s=0.05, linger_s=0.05) as (connection, client):
+        reply = await heard(client)
+        assert isinstance(reply, messages.Failed)
+        assert "no Hello" in reply.message
+        await until(lambda: connection.is_closed)
+
+
+async def test_a_broken_rule_closes_the_connection_once_the_client_was_told() -> None:
+    notes = Notes()
+    notes.raises = ProtocolError("id 3 is in use")
+    with connected(notes, linger_s=0.05) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+        fdpass.send(client, frames.encode(messages.GetStatus(id=3)))
+        assert await heard(client) == messages.Failed(id=0, kind="ProtocolError", message="id 3 is in use")
+        await until(lambda: connection.is_closed)
+    assert notes.num_disconnected == 1
+
+
+async def test_a_defect_in_a_handler_costs_its_own_client_only(caplog: pytest.LogCaptureFixture) -> None:
+    notes = Notes()
+    notes.raises = KeyError("a defect")
+    with connected(notes, linger_s=0.05) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+        fdpass.send(client, frames.encode(messages.GetStatus(id=3)))
+        reply = await heard(client)
+        assert isinstance(reply, messages.Failed)
+        assert reply.kind == "DaemonError"
+        await until(lambda: connection.is_closed)
+    assert "met a defect" in caplog.text
+
+
+async def test_answers_and_their_descriptors_wait_for_a_slow_reader_in_order() -> None:
+    notes = Notes()
+    before = open_fds()
+    with connected(notes) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+        for number in range(600):
+            fd = fdpass.sealed_memory_file("answer", str(number).encode())
+            connection.send(messages.Status(id=number), fd)
+        assert connection.num_outgoing > 0
+        for number in range(600):
+            await until(lambda: _readable(client))
+            received = fdpass.receive(client)
+            assert frames.decode_reply(received.data) == messages.Status(id=number)
+            assert received.fd is not None
+            assert os.pread(received.fd, 10, 0) == str(number).encode()
+            os.close(received.fd)
+        assert connection.num_outgoing == 0
+    assert open_fds() == before
+
+
+async def test_nothing_is_read_from_a_client_that_reads_nothing() -> None:
+    """A flood of requests whose answers are left unread stops at the sockets' own buffers."""
+    notes = Notes()
+    with connected(notes, max_outgoing=8) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+
+        def answer_each(request: messages.Request, fd: int | None) -> None:
+            notes.requests.append(request)
+            connection.send(messages.Failed(id=1, kind="X", message="x" * 4000))
+
+        notes.requested = answer_each  # type: ignore[method-assign]
+        sent = 0
+        while sent < 10_000 and _send(client, frames.encode(messages.GetStatus(id=1))):
+            sent += 1
+            if sent % 50 == 0:
+                await asyncio.sleep(0)
+        await until(lambda: connection.num_outgoing >= 8)
+        assert connection.num_outgoing <= 8
+        taken = len(notes.requests)
+        assert taken < 300
+        # It reads at last: everything moves again.
+        for _ in range(taken):
+            assert await heard(client) is not None
+        await until(lambda: len(notes.requests) > taken)
+
+
+async def test_a_client_that_leaves_answers_unread_for_too_long_is_closed() -> None:
+    notes = Notes()
+    before = open_fds()
+    with connected(notes, stall_timeout_s=0.05) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+        while connection.num_outgoing == 0:
+            connection.send(messages.Status(id=1), fdpass.sealed_memory_file("answer", b"x"))
+        await until(lambda: connection.is_closed)
+    assert open_fds() == before
+
+
+async def test_a_client_that_goes_away_frees_the_descriptors_meant_for_it() -> None:
+    notes = Notes()
+    before = open_fds()
+    with connected(notes) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+        while connection.num_outgoing < 5:
+            connection.send(messages.Status(id=1), fdpass.sealed_memory_file("answer", b"x"))
+        client.close()
+        await until(lambda: connection.is_closed)
+        connection.send(messages.Status(id=2), fdpass.sealed_memory_file("late", b"x"))
+    assert open_fds() == before
+    assert notes.num_disconnected == 1
+
+
+async def test_two_descriptors_in_one_message_are_closed_and_refused() -> None:
+    notes = Notes()
+    before = open_fds()
+    with connected(notes, linger_s=0.05) as (connection, client):
+        fdpass.send(client, HELLO)
+        await heard(client)
+        fd = fdpass.sealed_memory_file("spec", b"x")
+        socket.send_fds(client, [frames.encode(messages.OpenDataset(id=1))], [fd, fd])
+        os.close(fd)
+        reply = await heard(client)
+        assert isinstance(reply, messages.Failed)
+        assert reply.kind == "ProtocolError"
+        await until(lambda: connection.is_closed)
+    assert open_fds() == before
+
+
+def _readable(sock: socket.socket) -> bool:
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+def _send(sock: socket.socket, data: bytes) -> bool:
+    try:
+        fdpass.send(sock, data)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,151 @@
+"""Index and checksum by worker processes, and what becomes of a task whose worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import pytest
+from cacheloader_daemon import prepare
+from cacheloader_daemon.prepare import Prepared, Preparers
+
+from cacheloader.errors import CorruptShard, DatasetError, DeadlineExceeded
+from cacheloader.formats import registry
+from cacheloader.formats.base import index_samples
+from cacheloader.formats.source import BufferSource
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def tar_of(num_samples: int, *, payload_bytes: int = 100) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for sample in range(num_samples):
+            info = tarfile.TarInfo(f"{sample:06d}.bin")
+            info.size = payload_bytes
+            tar.addfile(info, io.BytesIO(bytes([sample % 256]) * payload_bytes))
+    return buffer.getvalue()
+
+
+@pytest.fixture
+async def preparers() -> AsyncIterator[Preparers]:
+    preparers = Preparers(1)
+    yield preparers
+    await preparers.aclose()
+
+
+async def prepared(preparers: Preparers, content: bytes, path: Path) -> Prepared:
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return await preparers.prepare(fd, format_name="webdataset", uri="s3://b/a.tar", size_bytes=len(content))
+    finally:
+        os.close(fd)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_index_and_checksum_are_those_of_the_bytes(preparers: Preparers, tmp_path: Path) -> None:
+    content = tar_of(30, payload_bytes=70_000)  # above one block of the checksum
+    result = await prepared(preparers, content, tmp_path / "a")
+    assert result.crc32c == google_crc32c.value(content)
+    expected = registry.named("webdataset").build_index(BufferSource(content), uri="s3://b/a.tar")
+    assert result.read_index() == expected
+    assert index_samples(result.read_index()) == 30
+    result.close()
+
+
+async def test_a_damaged_shard_is_reported_and_its_worker_serves_the_next(preparers: Preparers, tmp_path: Path) -> None:
+    await preparers.warm()
+    pids = preparers.pids
+    whole = tar_of(5)
+    for damaged in (whole[:1400], b"x" * 4096, b""):
+        with pytest.raises(CorruptShard, match=r"s3://b/a\.tar"):
+            await prepared(preparers, damaged, tmp_path / "damaged")
+    (await prepared(preparers, whole, tmp_path / "whole")).close()
+    assert preparers.pids == pids
+
+
+async def test_workers_run_at_the_lowest_priority(preparers: Preparers, tmp_path: Path) -> None:
+    (await prepared(preparers, tar_of(1), tmp_path / "a")).close()
+    assert os.getpriority(os.PRIO_PROCESS, preparers.pids[0]) == 19
+
+
+async def test_a_worker_killed_before_its_task_costs_one_more_try(preparers: Preparers, tmp_path: Path) -> None:
+    await preparers.warm()
+    os.kill(preparers.pids[0], signal.SIGKILL)
+    (await prepared(preparers, tar_of(3), tmp_path / "a")).close()
+    assert preparers.num_lost == 1
+
+
+async def test_a_shard_that_ends_two_workers_is_given_up(preparers: Preparers, tmp_path: Path) -> None:
+    """1. A worker is stopped and killed at its task. 2. So is its successor, while it starts. 3. The shard fails."""
+    path = tmp_path / "a"
+    await preparers.warm()
+    first = preparers.pids[0]
+    os.kill(first, signal.SIGSTOP)
+    task = asyncio.ensure_future(_prepared_and_closed(preparers, path))
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: bool(preparers.pids) and preparers.pids[0] != first)
+    os.kill(preparers.pids[0], signal.SIGKILL)
+    with pytest.raises(DatasetError, match=r"s3://b/a\.tar ended the indexing process twice"):
+        await task
+    (await prepared(preparers, tar_of(3), tmp_path / "b")).close()
+
+
+async def _prepared_and_closed(preparers: Preparers, path: Path) -> None:
+    result = await prepared(preparers, tar_of(3), path)
+    result.close()
+
+
+async def test_a_worker_that_does_not_answer_in_time_is_ended(
+    preparers: Preparers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await preparers.warm()
+    pid = preparers.pids[0]
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(prepare, "BASE_TIMEOUT_S", 0.1)
+    with pytest.raises(DeadlineExceeded, match=r"s3://b/a\.tar .* was not indexed within"):
+        await prepared(preparers, tar_of(3), tmp_path / "a")
+    assert not is_running(pid)
+
+
+async def test_a_cancelled_task_leaves_no_descriptor_and_no_stuck_worker(preparers: Preparers, tmp_path: Path) -> None:
+    await preparers.warm()
+    before = len(os.listdir("/proc/self/fd"))
+    os.kill(preparers.pids[0], signal.SIGSTOP)
+    task = asyncio.ensure_future(prepared(preparers, tar_of(3), tmp_path / "a"))
+    done, _ = await asyncio.wait([task], timeout=0.05)
+    assert not done
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (await prepared(preparers, tar_of(3), tmp_path / "b")).close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_closing_ends_every_process(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    preparers = Preparers(2)
+    results = await asyncio.gather(*(prepared(preparers, tar_of(3), tmp_path / str(n)) for n in range(4)))
+    for result in results:
+        result.close()
+    pids = preparers.pids
+    assert len(pids) == 2
+    await preparers.aclose()
+    await preparers.aclose()
+    assert not any(is_running(pid) for pid in pids)
+    assert len(os.listdir("/proc/self/fd")) == before
