@@ -1,0 +1,267 @@
+"""A session over a connection: to the node's shared daemon, to a private one, or to a helper that needs none."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+
+from cacheloader import fdpass
+from cacheloader.errors import (
+    CacheloaderError,
+    ConfigError,
+    DaemonError,
+    DaemonUnavailable,
+    DeadlineExceeded,
+    ProtocolError,
+)
+from cacheloader.protocol import messages
+from cacheloader.transport.lease import FileLease
+from cacheloader.transport.opening import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cacheloader.manifest.record import Manifest
+    from cacheloader.transport.base import AccessPlan
+    from cacheloader.transport.link import Answer, Link
+    from cacheloader.transport.resilient import Route, RouteStatistics
+
+_AVOID_HOME_AFTER = 2
+_GIVE_UP_AFTER = 6
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportStatistics:
+    """What one session has done since this process opened it.
+
+    Attributes:
+        acquires: Leases taken.
+        acquire_seconds: Time spent waiting for them.
+        route: Where it read.
+    """
+
+    acquires: int
+    acquire_seconds: float
+    route: RouteStatistics
+
+
+class DaemonTransport:
+    """A ``Transport`` that speaks the protocol.
+
+    It survives the death of its peer: leases stay readable, and the next call finds another peer (see ``resilient``)
+    and tells it the data set and the plan again. It survives a fork: the child opens a session of its own when it
+    first needs one.
+
+    Args:
+        new_route: Makes the session's way to its peers; called again in a forked child.
+        timeout_s: Longest wait for one shard.
+    """
+
+    def __init__(self, new_route: Callable[[], Route], *, timeout_s: float) -> None:
+        self._new_route = new_route
+        self._timeout_s = timeout_s
+        self._subject: Subject | None = None
+        self._plan: AccessPlan | None = None
+        self._clock = 0
+        self._is_closed = False
+        self._told: Link | None = None  # the connection that knows the plan
+        self._begin_in_this_process()
+
+    def open_dataset(
+        self,
+        spec: messages.DatasetSpec,
+        *,
+        digest: str = "",
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Manifest:
+        """See ``Transport.open_dataset``."""
+        self._enter()
+        if not spec.urls:
+            raise ConfigError("urls is empty; name at least one URL, path, pattern or directory")
+        self._plan = None
+        self._clock = 0
+        manifest = self._route.open(Subject(spec=spec, digest=digest), progress)
+        self._subject = Subject(spec=spec, digest=manifest.digest, manifest=manifest)
+        return manifest
+
+    def follow(self, plan: AccessPlan) -> None:
+        """See ``Transport.follow``; with a lost peer the plan is told to the next one."""
+        self._enter()
+        self._opened()
+        self._plan = plan
+        self._clock = plan.clock
+        self._told = None
+        self._persist(lambda _link: None, what="the plan was not taken")
+
+    def advance(self, clock: int) -> None:
+        """See ``Transport.advance``; never waits and never fails."""
+        self._enter()
+        self._clock = clock
+        link = self._route.link
+        if link is not None and (self._plan is None or link is self._told):
+            link.advance(clock)  # another connection learns it with the plan
+
+    def acquire(self, shard: int) -> FileLease:
+        """See ``Transport.acquire``."""
+        self._enter()
+        manifest = self._opened()
+        uri = manifest.uri(shard)
+        started = time.monotonic()
+        deadline = started + self._timeout_s
+        lease = self._persist(lambda link: _lease(link, shard, uri, deadline), what=f"shard {uri} cannot be had")
+        self._leases.add(lease)
+        self._acquires += 1
+        self._acquire_seconds += time.monotonic() - started
+        return lease
+
+    def statistics(self) -> TransportStatistics:
+        """What this session has done so far in this process."""
+        self._enter()
+        return TransportStatistics(
+            acquires=self._acquires, acquire_seconds=self._acquire_seconds, route=self._route.statistics()
+        )
+
+    def close(self) -> None:
+        """See ``Transport.close``. In a forked child it closes the child's copies and the parent never hears of it."""
+        self._is_closed = True
+        self._route.close()
+        for lease in list(self._leases):
+            lease.release()
+
+    def _begin_in_this_process(self) -> None:
+        self._pid = os.getpid()
+        self._route = self._new_route()
+        self._told = None
+        self._leases: WeakSet[FileLease] = WeakSet()
+        self._acquires = 0
+        self._acquire_seconds = 0.0
+
+    def _enter(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this session is closed; open another")
+        if self._pid != os.getpid():
+            self._begin_in_this_process()
+
+    def _opened(self) -> Manifest:
+        if self._subject is None or self._subject.manifest is None:
+            raise ConfigError("this session has no data set yet; call open_dataset first")
+        return self._subject.manifest
+
+    def _persist(self, task: Callable[[Link], _Result], *, what: str) -> _Result:
+        """The result of ``task``, on as many connections as it takes."""
+        assert self._subject is not None
+        failures = 0
+        while True:
+            link = self._route.ready(self._subject, avoid_home=failures >= _AVOID_HOME_AFTER)
+            try:
+                self._tell_plan(link)
+                return task(link)
+            except DeadlineExceeded:
+                raise
+            except DaemonError as error:
+                failures += 1
+                self._route.lost(error)
+                if failures >= _GIVE_UP_AFTER:
+                    raise DaemonUnavailable(
+                        f"{what}, {failures} times in a row; the last time: {error.message}"
+                    ) from error
+
+    def _tell_plan(self, link: Link) -> None:
+        plan = self._plan
+        if plan is None or link is self._told:
+            return
+        request = messages.FollowPlan(id=link.next_id(), num_accesses=len(plan.shard), clock=self._clock)
+        fd = fdpass.sealed_memory_file("cacheloader-plan", _arrays(plan))
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            link.send(request, fd, deadline=deadline)
+            answer = link.receive(request.id, deadline=deadline)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"{link.peer} did not take the plan of {len(plan.shard)} accesses within {self._timeout_s:g} s; "
+                "look at its log, or raise timeout_s="
+            ) from error
+        finally:
+            os.close(fd)
+        answer.close()
+        if not isinstance(answer.reply, messages.Accepted):
+            raise ProtocolError(f"{link.peer} answered FollowPlan with {type(answer.reply).__name__}")
+        self._told = link
+
+
+def _arrays(plan: AccessPlan) -> bytes:
+    columns = ((plan.first_clock, "<i8"), (plan.stop_clock, "<i8"), (plan.shard, "<i4"))
+    return b"".join(np.ascontiguousarray(column, dtype=kind).tobytes() for column, kind in columns)
+
+
+def _lease(link: Link, shard: int, uri: str, deadline: float) -> FileLease:
+    """Ask for a shard and wait for both halves of the answer."""
+    asked = time.monotonic()
+    request = messages.Acquire(id=link.next_id(), shard=shard)
+    leased: Answer | None = None
+    last_news = "it said nothing"
+    try:
+        link.send(request, deadline=deadline)
+        while True:
+            answer = link.receive(request.id, deadline=deadline)
+            reply = answer.reply
+            if isinstance(reply, messages.Progress):
+                answer.close()
+                last_news = f"last news: {reply.stage}, {reply.done} of {reply.total or 'an unknown number'}"
+            elif isinstance(reply, messages.Leased) and leased is None:
+                leased = answer
+            elif isinstance(reply, messages.LeasedIndex) and leased is not None:
+                index = _index(answer, reply.size_bytes, uri)
+                break
+            else:
+                answer.close()
+                raise ProtocolError(f"{link.peer} answered Acquire with {type(reply).__name__}")  # noqa: TRY301
+    except BaseException as error:
+        # Whatever ended the wait, also Ctrl-C: what was lent, or still comes, is given back.
+        if leased is not None:
+            leased.close()
+            link.release(shard)
+        elif not isinstance(error, CacheloaderError):
+            link.abandon(request.id, shard)
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(
+                f"shard {uri} did not come within {deadline - asked:.0f} s from {link.peer} ({last_news}); "
+                "look at its log and at the store, or raise timeout_s=",
+                uri=uri,
+            ) from error
+        raise
+    assert isinstance(leased.reply, messages.Leased)
+    return FileLease(
+        fd=leased.take_fd(),
+        size_bytes=leased.reply.size_bytes,
+        index=index,
+        source=leased.reply.source,
+        uri=uri,
+        on_release=partial(link.release, shard),
+    )
+
+
+def _index(answer: Answer, size_bytes: int, uri: str) -> bytes:
+    """The sample index, read whole: it is small, and a lease then holds one descriptor and not two."""
+    try:
+        parts: list[bytes] = []
+        position = 0
+        while position < size_bytes:
+            part = os.pread(answer.take_fd(), size_bytes - position, position)
+            if not part:
+                raise ProtocolError(f"the index of {uri} ends at byte {position} of {size_bytes}", uri=uri)
+            parts.append(part)
+            position += len(part)
+        return b"".join(parts)
+    except OSError as error:
+        raise ProtocolError(f"the index of {uri} cannot be read: {error.strerror}", uri=uri) from error
+    finally:
+        answer.close()

@@ -1,0 +1,251 @@
+"""The embedded default: the first process of a node that needs one starts a private daemon.
+
+All processes that name the same cache directory meet at one daemon. They find it by its socket there; where nobody
+listens, one of them holds ``launch.lock`` while it starts the daemon, and the others wait for the lock and look again.
+The daemon itself holds ``daemon.lock`` for its life, so that there is never a second one, whatever clients do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from cacheloader.config import default_cache_dir
+from cacheloader.errors import CacheUnusable, DaemonError, DaemonUnavailable, DeadlineExceeded, from_wire
+from cacheloader.quantity import format_size
+from cacheloader.transport import process
+from cacheloader.transport.endpoint import connect, pause_s
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cacheloader.config import TransportOptions
+    from cacheloader.manifest.record import Manifest
+    from cacheloader.protocol.messages import Welcome
+
+__all__ = ["PrivateDaemon", "default_cache_dir"]
+
+MODULE = "cacheloader_daemon"
+SOCKET_NAME = "daemon.sock"
+LOG_NAME = "daemon.log"
+LAUNCH_LOCK_NAME = "launch.lock"
+
+_LOG_TAIL_BYTES = 1500
+_NEWS_BYTES = 65536
+_LOCK_BACKOFF = 2
+_HELD_PAUSE_S = 2.0
+
+_logger = logging.getLogger(__name__)
+_warned: set[tuple[str, int]] = set()
+
+
+class _Held(DaemonUnavailable):
+    """Another daemon holds the directory and does not listen: it is about to leave, or still starts."""
+
+
+class PrivateDaemon:
+    """The daemon of one user's cache directory, started when it is not there.
+
+    Args:
+        options: Where the cache lies, what it may hold, and how long things may take.
+    """
+
+    is_private = True
+    patience_s = 10.0
+    longest_pause_s = 300.0  # an attempt may cost the start of a process
+
+    def __init__(self, options: TransportOptions) -> None:
+        self.name = f"the private daemon in {options.directory}"
+        self.launch_s = options.launch_timeout_s
+        self._options = options
+        self._started: process.Child | None = None
+
+    def connect(self, *, deadline: float, manifest: Manifest | None) -> socket.socket:  # noqa: ARG002
+        """A connection to the running daemon, else to one that this call starts.
+
+        Raises:
+            CacheUnusable: The cache directory cannot be made, written or used.
+            DaemonUnavailable: The daemon did not start; the text ends with the end of its log.
+            DeadlineExceeded: It did not start in time.
+            ConfigError: It refuses its options.
+        """
+        sock = self._find(deadline)
+        if sock is not None:
+            return sock
+        _make_directory(self._options.directory)
+        while True:
+            with self._launch_lock(deadline):
+                sock = self._find(deadline)
+                try:
+                    return sock or self._launch(deadline)
+                except _Held:
+                    if time.monotonic() >= deadline:
+                        raise
+            sock = self._watch(min(deadline, time.monotonic() + _HELD_PAUSE_S))
+            if sock is not None:
+                return sock
+
+    def check(self, welcome: Welcome) -> None:
+        """Warn, once in a process, if the daemon was started with another cache size than this process asks for."""
+        asked = self._options.cache_size_bytes
+        key = (str(self._options.directory), asked or 0)
+        if asked is not None and welcome.quota_bytes != asked and key not in _warned:
+            _warned.add(key)
+            _logger.warning(
+                "cache_size=%s has no effect: %s (pid %d) already runs with %s; it leaves when no job has used it for "
+                "a while, or stop it with `cacheloader status --stop`",
+                format_size(asked),
+                self.name,
+                welcome.pid,
+                format_size(welcome.quota_bytes),
+            )
+
+    def close(self) -> None:
+        """Collect the daemon if this process started it and it has ended; a running one serves others too."""
+        if self._started is not None and self._started.exit_status() is not None:
+            self._started = None
+
+    def _find(self, deadline: float) -> socket.socket | None:
+        path = self._options.directory / SOCKET_NAME
+        try:
+            return connect(path, deadline=deadline)
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+            return None
+        except PermissionError as error:
+            raise CacheUnusable(
+                f"{path} belongs to another user; pass cache_dir= with a directory of your own"
+            ) from error
+        except OSError as error:
+            raise DaemonUnavailable(f"{self.name} cannot be reached: {error.strerror or error}") from error
+
+    def _watch(self, deadline: float) -> socket.socket | None:
+        """A connection to the daemon that holds the directory, if it begins to listen before the deadline."""
+        attempt = 0
+        while (sock := self._find(deadline)) is None and time.monotonic() < deadline:
+            time.sleep(pause_s(min(attempt, _LOCK_BACKOFF)))
+            attempt += 1
+        return sock
+
+    def _launch(self, deadline: float) -> socket.socket:
+        options = self._options
+        news, ready = os.pipe()
+        try:
+            try:
+                self._started = self._start(ready)
+            finally:
+                os.close(ready)
+            line = self._first_line(news, deadline)
+        finally:
+            os.close(news)
+        if line is None:
+            log = options.directory / LOG_NAME
+            ended = self._started.exit_status(timeout_s=1.0)
+            raise DaemonUnavailable(
+                f"{self.name} ended with status {ended} while it started; the end of {log} is:\n{_tail(log)}"
+            )
+        if "error" in line:
+            self._started.exit_status(timeout_s=1.0)
+            error = from_wire(str(line["error"]), str(line.get("message", "it gave no reason")))
+            raise _Held(error.message) if type(error) is DaemonUnavailable else error
+        sock = self._find(deadline)
+        if sock is None:
+            raise DaemonUnavailable(f"{self.name} said it was ready and does not listen")
+        return sock
+
+    def _start(self, ready: int) -> process.Child:
+        options = self._options
+        arguments = ["--private", "--cache-dir", str(options.directory)]
+        if options.cache_size_bytes is not None:
+            arguments += ["--cache-size", str(options.cache_size_bytes)]
+        arguments += ["--idle-timeout", str(options.idle_timeout_s), "--ready-fd", str(ready)]
+        try:
+            log = os.open(options.directory / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(options.directory, error) from error
+        try:
+            return process.start(MODULE, arguments, pass_fds=[ready], output=log, own_session=True)
+        finally:
+            os.close(log)
+
+    def _first_line(self, news: int, deadline: float) -> dict[str, object] | None:
+        """What the daemon says of its start; ``None`` if it ended without a word."""
+        line = b""
+        while not line.endswith(b"\n"):
+            if not process.wait_readable(news, deadline=deadline):
+                raise DeadlineExceeded(
+                    f"{self.name} was started and is not ready yet; recovering a large cache takes its time: see "
+                    f"{self._options.directory / LOG_NAME}, and raise launch_timeout_s= if it goes on well"
+                )
+            part = os.read(news, _NEWS_BYTES)
+            if not part:
+                return None
+            line += part
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise DaemonUnavailable(f"{self.name} said {line[:200]!r} when it started, which is no JSON object")
+        return said
+
+    @contextmanager
+    def _launch_lock(self, deadline: float) -> Iterator[None]:
+        path = self._options.directory / LAUNCH_LOCK_NAME
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(self._options.directory, error) from error
+        try:
+            _lock(lock, path, deadline)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _lock(lock: int, path: Path, deadline: float) -> None:
+    attempt = 0
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"another process holds {path} and its daemon does not get ready; `fuser {path}` names it"
+                ) from error
+            # flock knows no deadline of its own.
+            time.sleep(pause_s(min(attempt, _LOCK_BACKOFF)))
+            attempt += 1
+        except OSError as error:
+            raise CacheUnusable(f"{path} cannot be locked ({error.strerror}); {_WAY_OUT}") from error
+        else:
+            return
+
+
+def _make_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+
+
+_WAY_OUT = 'pass cache_dir= with a directory on a local disk that you may write, or daemon="none" to read without one'
+
+
+def _unusable(directory: Path, error: OSError) -> DaemonError:
+    return CacheUnusable(f"the cache directory {directory} cannot be used: {error.strerror}; {_WAY_OUT}")
+
+
+def _tail(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").strip() or "(nothing)"
+    except OSError as error:
+        return f"(it cannot be read: {error.strerror})"

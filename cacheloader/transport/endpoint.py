@@ -1,0 +1,173 @@
+"""Where a session connects to: what every kind of peer has in common, and the shared daemon of a node."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from cacheloader.errors import DaemonUnavailable
+from cacheloader.transport.link import PeerGone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cacheloader.manifest.record import Manifest
+    from cacheloader.protocol.messages import Welcome
+
+_SUN_PATH_BYTES = 107
+_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+_LASTING = (errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTDIR)
+
+
+class Endpoint(Protocol):
+    """One kind of peer. An instance belongs to one session."""
+
+    @property
+    def name(self) -> str:
+        """Who that is, for errors and logs."""
+        ...
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the peer works for this user alone, so that credentials from the environment may go there."""
+        ...
+
+    @property
+    def launch_s(self) -> float:
+        """How long one ``connect`` may take because it has to start the peer; 0 if it never does."""
+        ...
+
+    @property
+    def patience_s(self) -> float:
+        """How long a peer that does not answer is tried again before the session reads elsewhere."""
+        ...
+
+    @property
+    def longest_pause_s(self) -> float:
+        """While the session reads elsewhere, the longest time between two attempts to come back."""
+        ...
+
+    def connect(self, *, deadline: float, manifest: Manifest | None) -> socket.socket:
+        """A new connection, in one attempt; starts the peer if that is what it takes.
+
+        Args:
+            deadline: On the clock of ``time.monotonic``.
+            manifest: The data set that will be opened, if it is known, for a peer that has no memory of its own.
+
+        Raises:
+            PeerGone: Nobody answers there; trying again may help.
+            DaemonError, ConfigError: It cannot be had, and trying again will not help.
+        """
+        ...
+
+    def check(self, welcome: Welcome) -> None:
+        """Look at what the peer said of itself, and warn of what the user would want to know."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what ``connect`` started, where it lives for this session alone."""
+        ...
+
+
+class SharedDaemon:
+    """The daemon that an administrator runs for all jobs of a node.
+
+    Args:
+        path: Its socket.
+        patience_s: How long to wait for it when it was lost.
+    """
+
+    is_private = False
+    launch_s = 0.0
+    longest_pause_s = 5.0
+
+    def __init__(self, path: Path, *, patience_s: float) -> None:
+        self.name = f"the daemon at unix://{path}"
+        self.patience_s = patience_s
+        self._path = path
+
+    def connect(self, *, deadline: float, manifest: Manifest | None) -> socket.socket:  # noqa: ARG002
+        """A new connection.
+
+        Raises:
+            PeerGone: Nobody listens there.
+            DaemonUnavailable: Another program does, or not for this user.
+        """
+        try:
+            return connect(self._path, deadline=deadline)
+        except OSError as error:
+            kind = DaemonUnavailable if error.errno in _LASTING else PeerGone
+            raise kind(f"{self.name} cannot be reached: {_reason(error)}") from error
+
+    def check(self, welcome: Welcome) -> None:
+        """Nothing to warn of: its settings are its administrator's."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def connect(path: Path, *, deadline: float) -> socket.socket:
+    """A connection to the SEQPACKET socket at ``path``, also where the path is longer than the kernel's limit.
+
+    Raises:
+        OSError: Nobody listens there, or the queue of connections stays full until the deadline.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        # On a unix socket a connect that does not wait fails with EAGAIN while the queue is full, and poll cannot tell
+        # when it no longer is; hence the timeout.
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        if len(os.fsencode(path)) <= _SUN_PATH_BYTES:
+            _connect(sock, str(path), deadline)
+        else:
+            folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _connect(sock, f"/proc/self/fd/{folder}/{path.name}", deadline)
+            finally:
+                os.close(folder)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect(sock: socket.socket, address: str, deadline: float) -> None:
+    while True:
+        try:
+            sock.connect(address)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "its queue of connections is full") from error
+            time.sleep(_PAUSE_S)
+        else:
+            return
+
+
+def pause_s(attempt: int) -> float:
+    """A random pause before attempt number ``attempt`` (from 0), doubling each time, so that many processes spread.
+
+    The number comes from the operating system: nothing here may draw from, or depend on, a seeded generator.
+    """
+    fraction = int.from_bytes(os.urandom(2), "little") / 2**16
+    return min(_PAUSE_S * 2 ** min(attempt, 16), _LONGEST_PAUSE_S) * (0.5 + fraction)
+
+
+def _reason(error: OSError) -> str:
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return f"there is no such socket; start it, or {_WAY_OUT}"
+        case errno.ECONNREFUSED:
+            return f"nobody listens there; start it, or {_WAY_OUT}"
+        case errno.EACCES | errno.EPERM:
+            return f"this user may not open its socket; join the group that owns it, or {_WAY_OUT}"
+        case errno.EPROTOTYPE:
+            return f"another program listens there; correct the path, or {_WAY_OUT}"
+        case _:
+            return error.strerror or str(error)
+
+
+_WAY_OUT = 'leave daemon= and CACHELOADER_DAEMON out for a private daemon, or pass daemon="none" to read without one'
