@@ -1,0 +1,210 @@
+"""Which fetches to begin and which blobs to give up for them, after each event."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, ServeFromMemory
+from cacheloader_daemon.plan.states import ShardState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cacheloader_daemon.plan.holdings import Holdings, Shard
+    from cacheloader_daemon.plan.horizon import Horizon
+    from cacheloader_daemon.plan.options import PlannerOptions
+    from cacheloader_daemon.plan.readers import Session
+
+SLOW_ANSWERS = 8
+"""The default window holds this many times the shards in flight: of fetch times spread as a lognormal with sigma 1, the
+slowest of a thousand takes 13 times the mean, and half of what is in flight waits behind it at any moment. A guess
+until fetch times are measured here."""
+
+
+class Room(Enum):
+    """Whether there is space for one more shard."""
+
+    READY = "free now"
+    COMING = "free once evictions under way are done"
+    NONE = "everything is leased or needed sooner"
+
+
+class Admission:
+    """Decides under the quota; demands in the order they came, then prefetches in the order of their next use.
+
+    Args:
+        options: The bounds.
+        holdings: The shards and their bytes.
+        horizon: The plans.
+        sessions: Open sessions by number.
+    """
+
+    def __init__(
+        self, options: PlannerOptions, holdings: Holdings, horizon: Horizon, sessions: Mapping[int, Session]
+    ) -> None:
+        self.num_evictions = 0
+        self.num_demand_fetches = 0
+        self.num_prefetches = 0
+        self.num_memory_serves = 0
+        self.unused_prefetch_bytes = 0
+        self.prefetch_rests_until_s = 0.0
+        self._options = options
+        self._holdings = holdings
+        self._horizon = horizon
+        self._sessions = sessions
+        self._claimed_bytes = 0
+        """Needs of shards that this round found to be waiting for evictions."""
+
+    @property
+    def lookahead_bytes(self) -> int:
+        """Bound of the bytes fetched ahead and not used yet."""
+        if self._options.lookahead_bytes is not None:
+            return self._options.lookahead_bytes
+        busy_bytes = SLOW_ANSWERS * self._options.max_fetches * self._horizon.largest_shard_bytes
+        return max(2 * self._horizon.working_set_bytes, min(self._options.quota_bytes // 4, busy_bytes))
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When the longest blocked request runs out of patience, ``None`` if none is blocked."""
+        since = [shard.blocked_since_s for shard in self._holdings.queue.values() if shard.blocked_since_s is not None]
+        return min(since) + self._options.patience_s if since else None
+
+    def run(self, now_s: float, effects: list[Effect]) -> None:
+        """Begin what can begin; appends to ``effects``."""
+        self._claimed_bytes = 0
+        self._shed(now_s, effects)
+        if self._holdings.queue:
+            self._start_demands(now_s, effects)
+        if not self._holdings.queue:
+            self._start_prefetches(now_s, effects)
+
+    def serve_from_memory(self, shard: Shard, num_waits: int, now_s: float, effects: list[Effect]) -> None:
+        """Answer the oldest requests for ``shard`` without the disk."""
+        for wait in shard.waits[:num_waits]:
+            self._holdings.unwait(shard, wait, now_s)
+            self.answer_from_memory(wait.session, wait.request, shard.key, effects)
+
+    def answer_from_memory(self, session: Session, request: int, key: bytes, effects: list[Effect]) -> None:
+        """Answer one request, which no shard keeps any more, without the disk."""
+        session.waits.pop(request, None)
+        session.memory_leases[key] = session.memory_leases.get(key, 0) + 1
+        effects.append(ServeFromMemory(session=session.number, request=request, key=key))
+        self.num_memory_serves += 1
+
+    def _shed(self, now_s: float, effects: list[Effect]) -> None:
+        """Give up blobs while more was found on disk than the quota allows."""
+        ledger = self._holdings.ledger
+        while ledger.free_bytes + ledger.evicting_bytes < 0:
+            victim = self._holdings.victims.farthest(now_s)
+            if victim is None:
+                return
+            self._evict(victim.key, now_s, effects)
+
+    def _start_demands(self, now_s: float, effects: list[Effect]) -> None:
+        holdings = self._holdings
+        for shard in list(holdings.queue.values()):
+            since_s = shard.blocked_since_s
+            out_of_patience = since_s is not None and now_s - since_s >= self._options.patience_s
+            if out_of_patience or shard.reserve_bytes > holdings.ledger.capacity_bytes:
+                self.serve_from_memory(shard, len(shard.waits), now_s, effects)
+        # Each turn but the last answers a request, so this ends.
+        while True:
+            blocked = self._fetch_wanted(now_s, effects)
+            if blocked is None or self._can_progress(now_s):
+                return
+            self.serve_from_memory(blocked, 1, now_s, effects)
+
+    def _fetch_wanted(self, now_s: float, effects: list[Effect]) -> Shard | None:
+        """Begin demand fetches in their order; returns the first shard for which there is no room, if any."""
+        holdings = self._holdings
+        self._claimed_bytes = 0
+        free_fetches = self._options.max_fetches - holdings.num_demand_fetching
+        blocked: Shard | None = None
+        for shard in list(holdings.queue.values()):
+            if shard.state is not ShardState.WANTED:
+                continue
+            if not free_fetches:
+                break
+            room = Room.NONE if blocked is not None else self._make_room(shard.reserve_bytes, 0.0, now_s, effects)
+            if room is Room.READY:
+                holdings.start_demand(shard, now_s)
+                self.num_demand_fetches += 1
+                effects.append(Fetch(key=shard.key, demand=True))
+                free_fetches -= 1
+                continue
+            if shard.blocked_since_s is None:
+                shard.blocked_since_s = now_s
+            if room is Room.COMING:
+                free_fetches -= 1
+            elif blocked is None:
+                # Those behind it wait too, or small shards would keep a large one out for ever.
+                blocked = shard
+        return blocked
+
+    def _can_progress(self, now_s: float) -> bool:
+        """Whether space may come free although nothing can be evicted now.
+
+        It does when something in flight ends, or when a session that waits for nothing itself moves on. A session
+        that has been silent for longer than a request's patience is not counted on.
+        """
+        holdings = self._holdings
+        if holdings.ledger.evicting_bytes or holdings.num_fetching:
+            return True
+        for session in self._sessions.values():
+            stuck = any(key in holdings.queue for key in session.waits.values())
+            if stuck or now_s - session.seen_s >= self._options.patience_s:
+                continue
+            if session.leases or (session.reader is not None and len(holdings.victims)):
+                return True
+        return False
+
+    def _start_prefetches(self, now_s: float, effects: list[Effect]) -> None:
+        holdings, lookahead_bytes = self._holdings, self.lookahead_bytes
+        free_fetches = self._options.max_fetches - holdings.num_fetching
+        if (
+            free_fetches <= 0
+            or holdings.ahead_bytes >= lookahead_bytes
+            or not self._horizon.has_missing
+            or now_s < self.prefetch_rests_until_s
+        ):
+            return
+        for missing in self._horizon.missing(now_s):
+            ahead_bytes = holdings.ahead_bytes + self._claimed_bytes
+            if missing.reserve_bytes > holdings.ledger.capacity_bytes:
+                continue
+            # One shard is always allowed, however large it is.
+            if ahead_bytes and ahead_bytes + missing.reserve_bytes > lookahead_bytes:
+                return
+            room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects)
+            if room is Room.NONE:
+                return
+            if room is Room.READY:
+                holdings.start_prefetch(missing.key, missing.reserve_bytes, now_s)
+                self.num_prefetches += 1
+                effects.append(Fetch(key=missing.key, demand=False))
+            free_fetches -= 1
+            if not free_fetches:
+                return
+
+    def _make_room(self, need_bytes: int, incoming_s: float, now_s: float, effects: list[Effect]) -> Room:
+        """Find space behind all shards that this round has found to be waiting; evict where that does no harm."""
+        holdings, ledger = self._holdings, self._holdings.ledger
+        if not self._claimed_bytes and need_bytes <= ledger.free_bytes:
+            return Room.READY
+        short_bytes = self._claimed_bytes + need_bytes - ledger.free_bytes - ledger.evicting_bytes
+        if short_bytes > 0:
+            victims = holdings.victims.choose(
+                short_bytes, incoming_s=incoming_s, now_s=now_s, size_bytes=holdings.size_bytes
+            )
+            if victims is None:
+                return Room.NONE
+            for victim in victims:
+                self._evict(victim.key, now_s, effects)
+        self._claimed_bytes += need_bytes
+        return Room.COMING
+
+    def _evict(self, key: bytes, now_s: float, effects: list[Effect]) -> None:
+        self.unused_prefetch_bytes += self._holdings.evict(key, now_s)
+        self.num_evictions += 1
+        effects.append(Evict(key=key))

@@ -1,0 +1,180 @@
+"""Which blob to give up: without a plan the one used longest ago, then the one whose next use is farthest away.
+
+A single job that reads its data set epoch by epoch fetches the least that any policy can (Belady). Where several
+readers need a shard, the nearest use counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cacheloader_daemon.plan.accesses import NEVER
+from cacheloader_daemon.plan.horizon import INFINITE
+from cacheloader_daemon.plan.readers import LazyHeap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cacheloader_daemon.plan.horizon import Horizon, NextUse
+    from cacheloader_daemon.plan.readers import Reader
+
+MARGIN = 1 / 8
+"""How much later, in proportion, a victim has to be needed: measured rates waver by some percent, and two sessions
+must not take turns in evicting each other's next shard."""
+
+
+def may_replace(*, victim_s: float, incoming_s: float) -> bool:
+    """Whether a blob needed in ``victim_s`` seconds may make room for one needed in ``incoming_s`` (do no harm)."""
+    return victim_s > incoming_s * (1 + MARGIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A blob that could be given up.
+
+    Attributes:
+        key: The blob.
+        seconds: Time until its next use, infinite if no plan names it.
+    """
+
+    key: bytes
+    seconds: float
+
+
+class VictimOrder:
+    """Every unleased resident, in the order in which they are given up.
+
+    A key is listed in one heap: that of a reader who needs it again, or the unplanned one. The time by which a
+    reader's heap sorts is an upper bound of the time that counts, since another reader may need the key sooner; so it
+    is compared when a key comes to the top, and the key is then listed with that other reader. Nothing has to be
+    sorted again when sessions advance: within one plan the order never changes, except for a shard whose access is
+    over, and that one is listed anew (``passed``).
+
+    Args:
+        horizon: The plans.
+        used: When a key was used last, as a number that grows.
+    """
+
+    def __init__(self, horizon: Horizon, used: Callable[[bytes], int]) -> None:
+        self._horizon = horizon
+        self._used = used
+        self._unplanned = LazyHeap()
+        self._home: dict[bytes, Reader | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._home
+
+    def add(self, key: bytes, now_s: float) -> None:
+        """List a key, or list it anew."""
+        self.discard(key)
+        self._place(key, self._horizon.next_use(key, now_s))
+
+    def discard(self, key: bytes) -> None:
+        """The key is leased or gone."""
+        if key in self._home:
+            self._heap(self._home.pop(key)).discard(key)
+
+    def passed(self, key: bytes, reader: Reader, now_s: float) -> None:
+        """``reader`` has left an access of ``key`` behind."""
+        if self._home.get(key) is reader:
+            self.add(key, now_s)
+
+    def followed(self, reader: Reader, former: Reader | None) -> None:
+        """A session follows another plan: ``reader`` instead of ``former``."""
+        keys = list(former.victims) if former is not None else []
+        others = reader.session.catalog.readers.values()
+        if any(readers[0].table is reader.table and len(readers) > 1 for readers in others):
+            # Another session of this plan has taken what nobody needed before.
+            self._place_all(keys, first_choice=reader)
+        else:
+            self._place_all([*keys, *self._unplanned], first_choice=reader)
+
+    def left(self, former: Reader) -> None:
+        """A session follows no plan any more; the horizon does not know ``former`` by now."""
+        self._place_all(list(former.victims))
+
+    def farthest(self, now_s: float) -> Victim | None:
+        """The first to be given up; it stays listed."""
+        while (top := self._unplanned.top()) is not None:
+            use = self._horizon.next_use(top[1], now_s)
+            if use.reader is None:
+                return Victim(top[1], INFINITE)
+            self._move(top[1], use)
+        while True:
+            farthest, bound_s, home = b"", -1.0, None
+            for reader in self._horizon.readers:
+                planned = reader.victims.top()
+                if planned is not None:
+                    seconds = self._horizon.seconds_until(reader, -planned[0], now_s)
+                    if seconds > bound_s:
+                        farthest, bound_s, home = planned[1], seconds, reader
+            if home is None:
+                return None
+            use = self._horizon.next_use(farthest, now_s)
+            # Rates of two readers of one plan differ a little; that is no reason to move their keys to and fro.
+            if use.reader is home or use.seconds * (1 + MARGIN) >= bound_s:
+                return Victim(farthest, use.seconds)
+            self._move(farthest, use)
+
+    def choose(
+        self, need_bytes: int, *, incoming_s: float, now_s: float, size_bytes: Callable[[bytes], int]
+    ) -> list[Victim] | None:
+        """Victims, no longer listed, whose sizes add up to ``need_bytes``; ``None`` if that would do harm.
+
+        Args:
+            need_bytes: What is missing.
+            incoming_s: Time until the incoming shard is needed; 0 if somebody waits for it.
+            now_s: The present.
+            size_bytes: Size of a listed key.
+        """
+        chosen: list[Victim] = []
+        while need_bytes > 0:
+            victim = self.farthest(now_s)
+            if victim is None or not may_replace(victim_s=victim.seconds, incoming_s=incoming_s):
+                for spared in chosen:
+                    self.add(spared.key, now_s)
+                return None
+            self.discard(victim.key)
+            chosen.append(victim)
+            need_bytes -= size_bytes(victim.key)
+        return chosen
+
+    def _heap(self, home: Reader | None) -> LazyHeap:
+        return self._unplanned if home is None else home.victims
+
+    def _move(self, key: bytes, use: NextUse) -> None:
+        self.discard(key)
+        self._place(key, use)
+
+    def _place(self, key: bytes, use: NextUse) -> None:
+        self._home[key] = use.reader
+        self._heap(use.reader).put(key, self._used(key) if use.reader is None else -use.first_clock)
+
+    def _place_all(self, keys: list[bytes], first_choice: Reader | None = None) -> None:
+        """List many keys anew, each with some reader that needs it; which one is found out when it matters."""
+        for key in keys:
+            self.discard(key)
+        choices = [] if first_choice is None else [(first_choice.session.catalog, first_choice)]
+        for catalog, reader in [*choices, *self._horizon.slowest_readers()]:
+            if not keys:
+                return
+            places = catalog.places(keys, len(keys))
+            firsts = np.full(len(keys), NEVER, dtype=np.int64)
+            known = places >= 0
+            firsts[known] = reader.table.next_firsts(places[known], reader.session.clock)
+            needed = firsts != NEVER
+            self._put_all(((keys[at], -int(firsts[at])) for at in np.flatnonzero(needed)), reader)
+            keys = [keys[at] for at in np.flatnonzero(~needed)]
+        self._put_all(((key, self._used(key)) for key in keys), None)
+
+    def _put_all(self, pairs: Iterable[tuple[bytes, int]], home: Reader | None) -> None:
+        listed = dict(pairs)
+        if listed:
+            self._home.update(dict.fromkeys(listed, home))
+            self._heap(home).put_all(listed.items())

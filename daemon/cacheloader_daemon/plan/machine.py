@@ -1,0 +1,360 @@
+"""The planner: facts in, orders out. It knows no clock, socket or file, so every run of it can be repeated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, assert_never
+
+from cacheloader_daemon.plan.admission import Admission
+from cacheloader_daemon.plan.effects import Effect, Grant, Promote, Refuse
+from cacheloader_daemon.plan.events import (
+    Advanced,
+    Demanded,
+    Dropped,
+    Event,
+    FetchFailed,
+    FetchFinished,
+    PlanFollowed,
+    Released,
+    SessionClosed,
+    SessionOpened,
+)
+from cacheloader_daemon.plan.holdings import Holdings, Wait
+from cacheloader_daemon.plan.horizon import Horizon
+from cacheloader_daemon.plan.invariants import check
+from cacheloader_daemon.plan.ledger import Ledger
+from cacheloader_daemon.plan.options import PlannerStatistics, WorkingSet
+from cacheloader_daemon.plan.readers import Session
+from cacheloader_daemon.plan.states import ShardState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from cacheloader_daemon.plan.options import PlannerOptions
+
+MAX_REST_FACTOR = 32
+"""A shard whose prefetch fails again and again is tried after at most this many times ``retry_s``."""
+
+
+class Planner:
+    """Decides what to fetch, keep and drop for all sessions of a node.
+
+    The runtime reports every fact once, in the order in which the facts happened, and carries out the effects in the
+    order in which they are returned. In particular:
+
+    - ``Grant`` counts as a lease at once. A grant that cannot be honoured (the blob is damaged) is taken back by
+      ``Released``, ``Dropped`` and a new ``Demanded``.
+    - A memory lease is released like any other; one that could not be served is reported as ``Released`` too.
+    - ``Evict`` is answered by one ``Dropped`` of the same key.
+
+    Args:
+        options: The bounds.
+        resident: Blobs found in the store, the one used longest ago first, with their bytes on disk.
+        overhead_bytes: What the cache directory holds besides blobs.
+    """
+
+    def __init__(
+        self, options: PlannerOptions, *, resident: Iterable[tuple[bytes, int]] = (), overhead_bytes: int = 0
+    ) -> None:
+        self._options = options
+        self._horizon = Horizon()
+        self._ledger = Ledger(quota_bytes=options.quota_bytes, overhead_bytes=overhead_bytes)
+        self._holdings = Holdings(self._ledger, self._horizon)
+        self._sessions: dict[int, Session] = {}
+        self._admission = Admission(options, self._holdings, self._horizon, self._sessions)
+        self._rests: list[tuple[float, bytes]] = []
+        self._failures: dict[bytes, int] = {}
+        self._rest_until_s: dict[bytes, float] = {}
+        self._now_s = 0.0
+        self._hits = self._misses = self._coalesced = self._promoted = 0
+        self._lost = self._fetched_bytes = self._failed = self._refusals = 0
+        for key, used_bytes in resident:
+            self._holdings.found(key, used_bytes)
+
+    def handle(self, event: Event, now_s: float) -> list[Effect]:
+        """Take note of a fact and say what to do.
+
+        Args:
+            event: What has happened.
+            now_s: When, on a monotonic clock; a time before that of an earlier event counts as that.
+
+        Raises:
+            IllegalEvent: It cannot have happened. The planner is as it was before.
+            ProtocolError: The arrays of a plan break its rules. Likewise.
+        """
+        now_s = self._now_s = max(now_s, self._now_s)
+        effects: list[Effect] = []
+        match event:
+            case SessionOpened():
+                self._opened(event, now_s)
+            case SessionClosed():
+                self._closed(event, now_s)
+            case PlanFollowed():
+                self._followed(event, now_s)
+            case Advanced():
+                self._advanced(event, now_s)
+            case Demanded():
+                self._demanded(event, now_s, effects)
+            case Released():
+                self._released(event, now_s)
+            case FetchFinished():
+                self._fetch_finished(event, now_s, effects)
+            case FetchFailed():
+                self._fetch_failed(event, now_s, effects)
+            case Dropped():
+                self._dropped(event, now_s)
+            case _:
+                assert_never(event)
+        self._end_rests(now_s)
+        self._admission.run(now_s, effects)
+        return effects
+
+    def wake(self, now_s: float) -> list[Effect]:
+        """Do what is due by time alone; to be called at ``wake_at_s``."""
+        now_s = self._now_s = max(now_s, self._now_s)
+        effects: list[Effect] = []
+        self._end_rests(now_s)
+        self._admission.run(now_s, effects)
+        return effects
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When ``wake`` is due if no event comes before, ``None`` if nothing waits for space."""
+        return self._admission.wake_at_s
+
+    def set_overhead(self, overhead_bytes: int) -> None:
+        """What the cache directory holds besides blobs, measured again; evictions follow with the next event."""
+        self._ledger.set_overhead(overhead_bytes)
+
+    def working_set(self, plan: PlanFollowed) -> WorkingSet:
+        """The most that ``plan`` needs at one moment; ask before the plan is reported, and refuse one that cannot fit.
+
+        Raises:
+            IllegalEvent: The session is not open.
+            ProtocolError: The arrays of the plan break its rules.
+        """
+        peak = self._session(plan.session).catalog.table(plan).peak
+        return WorkingSet(
+            peak_bytes=peak.size_bytes,
+            peak_clock=peak.clock,
+            num_shards=peak.num_shards,
+            quota_bytes=self._options.quota_bytes,
+            overhead_bytes=self._ledger.overhead_bytes,
+        )
+
+    def check_invariants(self) -> None:
+        """Assert what has to be true between any two events."""
+        check(self._holdings, self._horizon, self._sessions, resting=self._rest_until_s.keys())
+
+    def statistics(self) -> PlannerStatistics:
+        """Numbers for people and for metrics."""
+        ledger, holdings, admission = self._ledger, self._holdings, self._admission
+        states = Counter(shard.state for shard in holdings.shards.values())
+        return PlannerStatistics(
+            quota_bytes=ledger.quota_bytes,
+            overhead_bytes=ledger.overhead_bytes,
+            resident_bytes=ledger.resident_bytes,
+            reserved_bytes=ledger.reserved_bytes,
+            evicting_bytes=ledger.evicting_bytes,
+            unlinked_bytes=ledger.unlinked_bytes,
+            ahead_bytes=holdings.ahead_bytes,
+            lookahead_bytes=admission.lookahead_bytes,
+            resident_shards=states[ShardState.RESIDENT],
+            leased_shards=states[ShardState.RESIDENT] - len(holdings.victims),
+            fetching_shards=holdings.num_fetching,
+            sessions=len(self._sessions),
+            waiting_requests=sum(len(session.waits) for session in self._sessions.values()),
+            blocked_requests=sum(len(shard.waits) for shard in holdings.queue.values()),
+            hits=self._hits,
+            misses=self._misses,
+            coalesced=self._coalesced,
+            demand_fetches=admission.num_demand_fetches,
+            prefetches=admission.num_prefetches,
+            promoted=self._promoted,
+            evictions=admission.num_evictions,
+            unused_prefetch_bytes=admission.unused_prefetch_bytes,
+            lost_blobs=self._lost,
+            fetched_bytes=self._fetched_bytes,
+            failed_fetches=self._failed,
+            memory_serves=admission.num_memory_serves,
+            refusals=self._refusals,
+        )
+
+    def _session(self, number: int) -> Session:
+        session = self._sessions.get(number)
+        if session is None:
+            raise self._holdings.illegal(f"session {number} is not open")
+        return session
+
+    def _key(self, session: Session, shard: int) -> bytes:
+        keys = session.catalog.keys
+        if not 0 <= shard < len(keys):
+            raise self._holdings.illegal(f"shard {shard} of a data set of {len(keys)} shards")
+        return keys[shard]
+
+    def _opened(self, event: SessionOpened, now_s: float) -> None:
+        if event.session in self._sessions:
+            raise self._holdings.illegal(f"session {event.session} is open already")
+        self._sessions[event.session] = Session(event.session, self._horizon.open(event.shards), now_s)
+
+    def _closed(self, event: SessionClosed, now_s: float) -> None:
+        session = self._session(event.session)
+        del self._sessions[event.session]
+        former = self._horizon.leave(session)
+        if former is not None:
+            self._holdings.victims.left(former)
+        for request, key in session.waits.items():
+            self._holdings.unwait(self._holdings.shards[key], Wait(session, request), now_s)
+        for key, count in list(session.leases.items()):
+            for _ in range(count):
+                self._holdings.release(self._holdings.shards[key], session, now_s)
+        self._horizon.close(session.catalog)
+        self._forget_unplanned(now_s)
+        if not self._sessions:
+            self._failures.clear()
+
+    def _followed(self, event: PlanFollowed, now_s: float) -> None:
+        session = self._session(event.session)
+        if event.clock < 0:
+            raise self._holdings.illegal(f"session {event.session} follows a plan from row {event.clock}")
+        table = session.catalog.table(event)
+        session.seen_s = now_s
+        former = self._horizon.leave(session)
+        session.jump(event.clock, now_s)
+        reader = self._horizon.follow(session, table)
+        self._holdings.victims.followed(reader, former)
+        self._forget_unplanned(now_s)
+
+    def _advanced(self, event: Advanced, now_s: float) -> None:
+        session = self._session(event.session)
+        if event.clock < session.clock:
+            raise self._holdings.illegal(
+                f"session {event.session} went back from row {session.clock} to {event.clock} without a new plan"
+            )
+        session.seen_s = now_s
+        session.move(event.clock, now_s)
+        if session.rows_per_s is not None:
+            self._horizon.typical_rows_per_s = session.rows_per_s
+        reader = session.reader
+        if reader is None:
+            return
+        for place in reader.pass_rows().tolist():
+            key = session.catalog.keys[place]
+            self._holdings.not_ahead(key)
+            self._holdings.victims.passed(key, reader, now_s)
+
+    def _demanded(self, event: Demanded, now_s: float, effects: list[Effect]) -> None:
+        session = self._session(event.session)
+        key = self._key(session, event.shard)
+        if event.request in session.waits:
+            raise self._holdings.illegal(f"session {event.session} waits as request {event.request} already", key)
+        session.seen_s = now_s
+        reserve_bytes = int(session.catalog.reserve_bytes[event.shard])
+        wait = Wait(session, event.request)
+        shard = self._holdings.shards.get(key)
+        match self._holdings.state(key):
+            case ShardState.RESIDENT:
+                assert shard is not None
+                self._hits += 1
+                self._holdings.lease(shard, session, now_s)
+                effects.append(Grant(session=event.session, request=event.request, key=key, hit=True))
+                return
+            case ShardState.UNLINKED:
+                # Its path is free, but two blobs of one key would have to be told apart for a case this rare.
+                self._misses += 1
+                self._admission.answer_from_memory(session, event.request, key, effects)
+                return
+            case ShardState.ABSENT:
+                self._misses += 1
+                self._holdings.want(key, reserve_bytes, wait, now_s)
+            case ShardState.FETCHING:
+                assert shard is not None
+                self._coalesced += 1
+                if not shard.demand:
+                    self._promoted += 1
+                    effects.append(Promote(key=key))
+                self._holdings.join(shard, reserve_bytes, wait, now_s)
+            case ShardState.WANTED | ShardState.EVICTING:
+                assert shard is not None
+                if shard.waits:
+                    self._coalesced += 1
+                else:
+                    self._misses += 1
+                self._holdings.join(shard, reserve_bytes, wait, now_s)
+            case state:
+                assert_never(state)
+        session.waits[event.request] = key
+
+    def _released(self, event: Released, now_s: float) -> None:
+        session = self._session(event.session)
+        key = self._key(session, event.shard)
+        if key in session.memory_leases:
+            # Which of two leases was meant is unknown; a blob is better taken for leased too long than too short.
+            session.memory_leases[key] -= 1
+            if not session.memory_leases[key]:
+                del session.memory_leases[key]
+        elif key in session.leases:
+            self._holdings.release(self._holdings.shards[key], session, now_s)
+        else:
+            raise self._holdings.illegal(f"session {event.session} released a lease that it does not hold", key)
+        session.seen_s = now_s
+
+    def _fetch_finished(self, event: FetchFinished, now_s: float, effects: list[Effect]) -> None:
+        shard = self._holdings.shards.get(event.key)
+        if shard is None or shard.state is not ShardState.FETCHING:
+            raise self._holdings.illegal("a fetch finished that was not ordered", event.key)
+        if not 0 <= event.used_bytes <= shard.reserve_bytes:
+            raise self._holdings.illegal(
+                f"a blob takes {event.used_bytes} bytes and {shard.reserve_bytes} were reserved", event.key
+            )
+        self._fetched_bytes += event.used_bytes
+        self._failures.pop(event.key, None)
+        for wait in self._holdings.commit(shard, event.used_bytes, now_s):
+            del wait.session.waits[wait.request]
+            self._holdings.lease(shard, wait.session, now_s)
+            effects.append(Grant(session=wait.session.number, request=wait.request, key=event.key, hit=False))
+
+    def _fetch_failed(self, event: FetchFailed, now_s: float, effects: list[Effect]) -> None:
+        shard = self._holdings.shards.get(event.key)
+        if shard is None or shard.state is not ShardState.FETCHING:
+            raise self._holdings.illegal("a fetch failed that was not ordered", event.key)
+        self._failed += 1
+        if event.disk:
+            # The next prefetch would meet the same disk; demands go on trying, since each has a way around it.
+            self._admission.prefetch_rests_until_s = now_s + self._options.retry_s
+        for wait in self._holdings.fail(shard, now_s):
+            if event.disk:
+                self._admission.answer_from_memory(wait.session, wait.request, event.key, effects)
+                continue
+            del wait.session.waits[wait.request]
+            self._refusals += 1
+            effects.append(Refuse(session=wait.session.number, request=wait.request, key=event.key))
+        failures = self._failures[event.key] = self._failures.get(event.key, 0) + 1
+        until_s = now_s + self._options.retry_s * min(2 ** (failures - 1), MAX_REST_FACTOR)
+        self._horizon.track(event.key)
+        self._rest_until_s[event.key] = until_s
+        heappush(self._rests, (until_s, event.key))
+
+    def _dropped(self, event: Dropped, now_s: float) -> None:
+        shard = self._holdings.shards.get(event.key)
+        if shard is None or shard.state not in {ShardState.EVICTING, ShardState.RESIDENT}:
+            raise self._holdings.illegal("a blob was dropped that is not there", event.key)
+        if shard.state is ShardState.RESIDENT:
+            self._lost += 1
+        self._holdings.drop(shard, now_s)
+
+    def _end_rests(self, now_s: float) -> None:
+        """Shards whose fetch failed some time ago may be fetched ahead again."""
+        while self._rests and self._rests[0][0] <= now_s:
+            until_s, key = heappop(self._rests)
+            if self._rest_until_s.get(key) == until_s:
+                del self._rest_until_s[key]
+                if key not in self._holdings.shards:
+                    self._horizon.untrack(key)
+
+    def _forget_unplanned(self, now_s: float) -> None:
+        """What was fetched ahead for a plan that nobody follows any more does not use up the window."""
+        for key in list(self._holdings.ahead):
+            if self._horizon.next_use(key, now_s).reader is None:
+                self._holdings.not_ahead(key)
