@@ -88,7 +88,6 @@ class Admission:
     def answer_from_memory(self, session: Session, request: int, key: bytes, effects: list[Effect]) -> None:
         """Answer one request, which no shard keeps any more, without the disk."""
         session.waits.pop(request, None)
-        session.memory_leases[key] = session.memory_leases.get(key, 0) + 1
         effects.append(ServeFromMemory(session=session.number, request=request, key=key))
         self.num_memory_serves += 1
 

@@ -111,20 +111,23 @@ class Horizon:
         self._hungry: set[Reader] = set()
 
     def open(self, shards: Sequence[ShardRef]) -> Catalog:
-        """The catalog for a new session, an existing one where it is the same."""
-        for catalog in self.catalogs:
-            if catalog.shards is shards or (
-                len(catalog.shards) == len(shards) and list(catalog.shards) == list(shards)
-            ):
-                break
-        else:
-            catalog = Catalog(shards)
-            for key in catalog.index.keys() & self._tracked:
-                catalog.present[catalog.index[key]] = 1
-            self.catalogs.append(catalog)
-            self._remeasure()
+        """The catalog for a new session, an existing one where it reads the same shards."""
+        catalog = next((catalog for catalog in self.catalogs if catalog.shards is shards), None)
+        if catalog is None:
+            catalog = self._catalog(shards)
         catalog.num_sessions += 1
         return catalog
+
+    def _catalog(self, shards: Sequence[ShardRef]) -> Catalog:
+        fresh = Catalog(shards)
+        for catalog in self.catalogs:
+            if catalog.keys == fresh.keys and np.array_equal(catalog.reserve_bytes, fresh.reserve_bytes):
+                return catalog
+        for key in fresh.index.keys() & self._tracked:
+            fresh.present[fresh.index[key]] = 1
+        self.catalogs.append(fresh)
+        self._remeasure()
+        return fresh
 
     def close(self, catalog: Catalog) -> None:
         """One session fewer reads ``catalog``."""

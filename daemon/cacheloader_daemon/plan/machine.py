@@ -45,8 +45,9 @@ class Planner:
 
     - ``Grant`` counts as a lease at once. A grant that cannot be honoured (the blob is damaged) is taken back by
       ``Released``, ``Dropped`` and a new ``Demanded``.
-    - A memory lease is released like any other; one that could not be served is reported as ``Released`` too.
+    - ``Released`` is for blobs alone: the planner forgets a request as soon as it is served from memory.
     - ``Evict`` is answered by one ``Dropped`` of the same key.
+    - While ``wake_at_s`` is a time, a request waits for space, and ``wake`` is called then unless an event comes first.
 
     Args:
         options: The bounds.
@@ -228,11 +229,10 @@ class Planner:
 
     def _advanced(self, event: Advanced, now_s: float) -> None:
         session = self._session(event.session)
-        if event.clock < session.clock:
-            raise self._holdings.illegal(
-                f"session {event.session} went back from row {session.clock} to {event.clock} without a new plan"
-            )
         session.seen_s = now_s
+        if event.clock <= session.clock:
+            # To have finished with fewer rows than before is still true, and says nothing new.
+            return
         session.move(event.clock, now_s)
         if session.rows_per_s is not None:
             self._horizon.typical_rows_per_s = session.rows_per_s
@@ -289,16 +289,10 @@ class Planner:
     def _released(self, event: Released, now_s: float) -> None:
         session = self._session(event.session)
         key = self._key(session, event.shard)
-        if key in session.memory_leases:
-            # Which of two leases was meant is unknown; a blob is better taken for leased too long than too short.
-            session.memory_leases[key] -= 1
-            if not session.memory_leases[key]:
-                del session.memory_leases[key]
-        elif key in session.leases:
-            self._holdings.release(self._holdings.shards[key], session, now_s)
-        else:
+        if key not in session.leases:
             raise self._holdings.illegal(f"session {event.session} released a lease that it does not hold", key)
         session.seen_s = now_s
+        self._holdings.release(self._holdings.shards[key], session, now_s)
 
     def _fetch_finished(self, event: FetchFinished, now_s: float, effects: list[Effect]) -> None:
         shard = self._holdings.shards.get(event.key)

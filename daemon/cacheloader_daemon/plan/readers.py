@@ -91,7 +91,6 @@ class Session:
         "catalog",
         "clock",
         "leases",
-        "memory_leases",
         "number",
         "reader",
         "rows_per_s",
@@ -107,7 +106,6 @@ class Session:
         self.rows_per_s: float | None = None
         self.seen_s = now_s
         self.leases: dict[bytes, int] = {}
-        self.memory_leases: dict[bytes, int] = {}
         self.waits: dict[int, bytes] = {}
         """Request number to the key it waits for, oldest first."""
         self._moved_s: float | None = None
