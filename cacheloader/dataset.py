@@ -12,7 +12,7 @@ from cacheloader import state, world
 from cacheloader.config import TransportOptions
 from cacheloader.cursor import SharedCursor, Start
 from cacheloader.errors import ConfigError, DatasetError
-from cacheloader.formats.detect import format_named
+from cacheloader.formats import registry
 from cacheloader.order.options import OrderOptions
 from cacheloader.order.sample_order import SampleOrder
 from cacheloader.protocol.messages import DatasetSpec
@@ -114,7 +114,12 @@ class RemoteDataset(IterableDataset[Any]):
             storage_options=dict(storage_options or {}),
         )
         self._cursor = SharedCursor()
-        self._forget_process()
+        self._pid = -1
+        self._transport: Transport | None = None
+        self._manifest: Manifest | None = None
+        self._order: SampleOrder | None = None
+        self._shelf: Shelf | None = None
+        self._iterations = 0
         self._digest = ""
         self._digest = self._open(progress)[1].digest
 
@@ -232,12 +237,10 @@ class RemoteDataset(IterableDataset[Any]):
     def _read(self, start: Start, *, worker: int, num_workers: int) -> Iterator[Any]:
         order = self._sample_order()
         global_batch = self._global_batch(num_workers=num_workers)
-        rows = order.rows_per_step(global_batch)
-        steps = order.steps_remaining(row=start.row, global_batch=global_batch)
+        rows = order.worker_rows(row=start.row, global_batch=global_batch, worker=worker, num_workers=num_workers)
         shelf = self._follow(start, global_batch)
         try:
-            for step in range(worker, steps, num_workers):
-                row = start.row + step * rows
+            for row in rows:
                 places = order.batch(
                     epoch=start.epoch,
                     row=row,
@@ -246,7 +249,7 @@ class RemoteDataset(IterableDataset[Any]):
                     world_size=self._world.world_size,
                 )
                 samples = self._samples(shelf, places)
-                shelf.advance(start.epoch * order.rows_per_epoch + row + num_workers * rows)
+                shelf.advance(order.clock(epoch=start.epoch, row=row + rows.step))
                 transform = self.transform
                 if transform is None:
                     yield from samples
@@ -286,31 +289,28 @@ class RemoteDataset(IterableDataset[Any]):
             )
             for epoch, row in ((start.epoch, start.row), (start.epoch + 1, 0))
         ]
-        base = [(start.epoch + i) * order.rows_per_epoch for i in range(2)]
+        epoch_clock = [order.clock(epoch=start.epoch + i, row=0) for i in range(2)]
         plan = AccessPlan(
-            first_clock=np.concatenate([part.first_row + b for part, b in zip(parts, base, strict=True)]),
-            stop_clock=np.concatenate([part.stop_row + b for part, b in zip(parts, base, strict=True)]),
+            first_clock=np.concatenate([part.first_row + c for part, c in zip(parts, epoch_clock, strict=True)]),
+            stop_clock=np.concatenate([part.stop_row + c for part, c in zip(parts, epoch_clock, strict=True)]),
             shard=np.concatenate([part.shard for part in parts]),
-            clock=base[0] + start.row,
+            clock=order.clock(epoch=start.epoch, row=start.row),
         )
         transport.follow(plan)
-        self._shelf = Shelf(
+        shelf = self._shelf = Shelf(
             transport=transport,
             manifest=manifest,
             plan=plan,
-            shard_format=format_named(manifest.format),
+            shard_format=registry.named(manifest.format),
             columns=self._columns,
         )
-        return self._shelf
+        return shelf
 
     # -- pieces that belong to one process ---------------------------------------------------------------------------
 
     def _forget_process(self) -> None:
         self._pid = os.getpid()
-        self._transport: Transport | None = None
-        self._manifest: Manifest | None = None
-        self._order: SampleOrder | None = None
-        self._shelf: Shelf | None = None
+        self._transport = self._manifest = self._order = self._shelf = None
         self._iterations = 0
 
     def _open(self, progress: Callable[[str, int, int], None] | None = None) -> tuple[Transport, Manifest]:

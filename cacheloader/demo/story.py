@@ -165,6 +165,8 @@ def _train_two_epochs(job: _Job, link: SlowLink) -> Iterator[EpochResult]:
     rows: list[dict[str, Any]] = []
     with _Trainer(job) as trainer, tqdm(total=2 * job.num_samples, unit=" samples", desc=job.name, leave=False) as bar:
         for row in trainer.rows():
+            if "keys" not in row:
+                continue
             if rows and row["epoch"] != rows[-1]["epoch"]:
                 sent.append(link.sent_bytes)
             rows.append(row)
@@ -191,16 +193,15 @@ def _train_two_epochs(job: _Job, link: SlowLink) -> Iterator[EpochResult]:
 def _kill_and_resume(job: _Job, say: Callable[[str], None]) -> dict[str, Any]:
     job.config_path.write_text(json.dumps(job.config | {"epochs": 3, "save_every": 5}))
     job.log.unlink()
-    # The first two epochs are done: the job goes on behind them.
     before = _third_epoch_until_killed(job)
-    saved_batches = 5 * (len(before) // 5)
+    job.log.unlink()
+    with _Trainer(job) as trainer:
+        position, *after = trainer.rows()
+    saved_batches = position["position"]["row"] // BATCH_SIZE
     say(
         f"      killed the trainer after batch {len(before)} of {-(-job.num_samples // BATCH_SIZE)}; "
         f"the last saved position is batch {saved_batches}"
     )
-    job.log.unlink()
-    with _Trainer(job) as trainer:
-        after = [row for row in trainer.rows() if "keys" in row]
     kept = [key for row in before[:saved_batches] for key in row["keys"]]
     resumed = [key for row in after for key in row["keys"]]
     whole = _whole_epoch(job, 2)

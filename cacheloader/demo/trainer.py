@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from PIL import Image
 from torch import nn
 
 import cacheloader as cl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SIDE_PIXELS = 32
 
@@ -75,9 +78,17 @@ def main(config_path: str) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         loader.load_state_dict(state["loader"])
+
+    def save() -> None:
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
+        torch.save(state, saved.with_suffix(".tmp"))
+        saved.with_suffix(".tmp").replace(saved)
+
     with Path(config["log"]).open("a", buffering=1) as log:
+        log.write(json.dumps({"position": loader.state_dict()}) + "\n")
         for epoch in range(loader.epoch, config["epochs"]):
-            _train_epoch(epoch, loader, model, optimizer, log, save_to=saved, save_every=config["save_every"])
+            _train_epoch(epoch, loader, model, optimizer, log, save=save, save_every=config["save_every"])
+            save()
 
 
 def _train_epoch(
@@ -85,9 +96,9 @@ def _train_epoch(
     loader: cl.DataLoader[Any],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    log: Any,
+    log: TextIO,
     *,
-    save_to: Path,
+    save: Callable[[], None],
     save_every: int,
 ) -> None:
     begin = time.perf_counter()
@@ -107,10 +118,7 @@ def _train_epoch(
         }
         log.write(json.dumps(row) + "\n")
         if save_every and (step + 1) % save_every == 0:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "loader": loader.state_dict()}
-            torch.save(state, save_to.with_suffix(".tmp"))
-            save_to.with_suffix(".tmp").replace(save_to)
-            log.write(json.dumps({"saved": loader.state_dict()}) + "\n")
+            save()
 
 
 def list_epoch(config_path: str, epoch: int) -> None:

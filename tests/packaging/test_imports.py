@@ -1,0 +1,34 @@
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+ENGINES = {"obstore", "fsspec", "s3fs", "aiobotocore", "botocore", "aiofiles", "uvloop"}
+
+
+@pytest.mark.parametrize("statement", ["import cacheloader", "import cacheloader_daemon.app, cacheloader_daemon.cli"])
+def test_neither_the_bare_package_nor_the_daemon_loads_torch(statement: str) -> None:
+    assert "torch" not in modules_after(statement)
+
+
+def test_a_training_process_loads_no_engine_and_no_daemon() -> None:
+    loaded = modules_after("import cacheloader as cl; cl.RemoteDataset; cl.DataLoader")
+    assert "torch" in loaded
+    assert not {name for name in loaded if name.split(".")[0] in ENGINES or name.startswith("cacheloader_daemon")}
+    assert not {name for name in loaded if name.startswith("cacheloader.origin.")} - {"cacheloader.origin.base"}
+
+
+def test_public_names_are_exactly_what_the_package_exposes() -> None:
+    import cacheloader
+
+    for name in cacheloader.__all__:
+        assert getattr(cacheloader, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        cacheloader.nonsense  # noqa: B018
