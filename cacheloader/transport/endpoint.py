@@ -153,7 +153,7 @@ def pause_s(attempt: int) -> float:
     The number comes from the operating system: nothing here may draw from, or depend on, a seeded generator.
     """
     fraction = int.from_bytes(os.urandom(2), "little") / 2**16
-    return min(_PAUSE_S * 2 ** min(attempt, 16), _LONGEST_PAUSE_S) * (0.5 + fraction)
+    return min(_PAUSE_S * (1 << min(attempt, 16)), _LONGEST_PAUSE_S) * (0.5 + fraction)
 
 
 def _reason(error: OSError) -> str:

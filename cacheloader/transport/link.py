@@ -70,6 +70,8 @@ class Link:
         # that the garbage collector runs between two lines of ``receive``.
         sock.settimeout(0.0)
         self.peer = peer
+        self.end = ""
+        """Why the connection was lost, "" as long as it is not known to be."""
         self._sock: socket.socket | None = sock
         self._last_id = 0
         self._released: deque[int] = deque()
@@ -256,7 +258,8 @@ class Link:
 
     def _lost(self, why: str) -> PeerGone:
         self.close()
-        return PeerGone(f"the connection to {self.peer} was lost: {why}")
+        self.end = f"the connection to {self.peer} was lost: {why}"
+        return PeerGone(self.end)
 
 
 def _wait(sock: socket.socket, event: int, deadline: float) -> bool:

@@ -142,7 +142,7 @@ class Route:
         link = self.link
         if link is not None and (self._is_away or not avoid_home):
             return link
-        is_again = self._link is not None
+        lost = self._link
         self._leave()
         cause: DaemonError = DaemonUnavailable(f"{self._home.name} failed again and again")
         if not avoid_home:
@@ -153,7 +153,10 @@ class Route:
                     raise
                 cause = error
             else:
-                self._reconnects += is_again
+                if lost is not None:
+                    level = logging.INFO if self._reconnects else logging.WARNING
+                    _logger.log(level, "%s; connected again", lost.end or f"{lost.peer} failed")
+                    self._reconnects += 1
                 return self._link
         assert self._substitute is not None
         self._go_away(cause)
@@ -162,9 +165,8 @@ class Route:
 
     def lost(self, error: DaemonError) -> None:
         """The present connection failed; ``ready`` makes another."""
-        level = logging.INFO if self._reconnects or self._is_away else logging.WARNING
-        _logger.log(level, "%s; connecting again", error.message)
         if self._link is not None:
+            self._link.end = self._link.end or error.message
             self._link.close()
 
     def close(self) -> None:

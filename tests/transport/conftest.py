@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cacheloader.config import TransportOptions
+from tests.transport.scripted_peer import ScriptedPeer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _no_user_settings(monkeypatch, tmp_path):
+    for name in ("CACHELOADER_DAEMON", "CACHELOADER_CACHE_DIR", "CACHELOADER_CACHE_SIZE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def peer(tmp_path: Path) -> Iterator[ScriptedPeer]:
+    with ScriptedPeer(tmp_path / "peer.sock") as running:
+        yield running
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Callable[..., TransportOptions]:
+    def make(**values) -> TransportOptions:
+        return TransportOptions(**({"daemon": f"unix://{tmp_path}/peer.sock", "timeout_s": 5.0} | values))
+
+    return make
