@@ -9,7 +9,7 @@ from cacheloader.errors import ConfigError
 from cacheloader.formats.webdataset import WebDatasetFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from cacheloader.formats.base import ShardFormat
 
@@ -41,31 +41,32 @@ def detect(uri: str) -> ShardFormat:
     shard_format = claimed_by(uri)
     if shard_format is not None:
         return shard_format
-    for suffix in _COMPRESSED_SUFFIXES:
-        if _path(uri).endswith(suffix):
-            raise ConfigError(
-                f"shard {uri} ends in {suffix}, and compressed shards cannot be read yet; decompress it to .tar"
-            )
+    if has_suffix(uri, _COMPRESSED_SUFFIXES):
+        raise ConfigError(f"shard {uri} is compressed by its ending, which cannot be read yet; decompress it to .tar")
     raise ConfigError(f"shard {uri} has an ending that no format claims; pass format=, one of {_known()}")
 
 
 def claimed_by(uri: str) -> ShardFormat | None:
     """The format that claims the ending of ``uri``, if one does; case and a query behind an HTTP path do not matter."""
-    path = _path(uri)
     for shard_format in FORMATS:
-        if path.endswith(tuple(shard_format.suffixes)):
+        if has_suffix(uri, shard_format.suffixes):
             return shard_format
     return None
 
 
+def has_suffix(uri: str, suffixes: Sequence[str]) -> bool:
+    """Whether ``uri`` has one of these endings, judged as for ``claimed_by``."""
+    return _path(uri).endswith(tuple(suffixes))
+
+
 def is_file_name(uri: str) -> bool:
     """Whether ``uri`` ends as a shard does, readable or compressed, so that it cannot be meant as a directory."""
-    return claimed_by(uri) is not None or _path(uri).endswith(_COMPRESSED_SUFFIXES)
+    return claimed_by(uri) is not None or has_suffix(uri, _COMPRESSED_SUFFIXES)
 
 
-def suffixes(formats: Iterable[ShardFormat] = FORMATS) -> tuple[str, ...]:
-    """All endings of ``formats``."""
-    return tuple(suffix for shard_format in formats for suffix in shard_format.suffixes)
+def all_suffixes() -> tuple[str, ...]:
+    """The endings of all formats."""
+    return tuple(suffix for shard_format in FORMATS for suffix in shard_format.suffixes)
 
 
 def _path(uri: str) -> str:

@@ -22,7 +22,7 @@ def test_a_format_is_detected_by_the_ending(uri):
 
 @pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".tar.zst", ".TAR.GZ"])
 def test_a_compressed_shard_is_refused_with_the_way_out(ending):
-    with pytest.raises(ConfigError, match="compressed shards cannot be read yet; decompress it"):
+    with pytest.raises(ConfigError, match="compressed by its ending, which cannot be read yet; decompress it"):
         registry.detect(f"s3://b/a{ending}")
     assert registry.is_file_name(f"s3://b/a{ending}")
 

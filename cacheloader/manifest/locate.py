@@ -1,0 +1,243 @@
+"""From what the user wrote to the shards that are there: which objects, in which order, of which size and version."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from cacheloader.errors import ConfigError, EmptyDataset, OriginError, OriginNotFound
+from cacheloader.formats import registry
+from cacheloader.manifest.asking import LISTINGS_IN_FLIGHT, STATS_IN_FLIGHT, ask_each
+from cacheloader.manifest.patterns import expand_all, glob_regex, is_glob
+from cacheloader.origin.location import base_url, canonical_url, store_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from cacheloader.formats.base import ShardFormat
+    from cacheloader.manifest.asking import PatientOrigin
+    from cacheloader.origin.base import ObjectInfo
+
+_log = logging.getLogger(__name__)
+
+LISTING_STAGE = "listing"
+CHECKING_STAGE = "checking shards"
+
+_LIST_FROM = 1000
+"""So many named shards in one directory are described by listing it, 1,000 an answer, and not one by one."""
+
+
+async def locate(
+    urls: Sequence[str],
+    origin: PatientOrigin,
+    *,
+    shard_format: ShardFormat | None,
+    progress: Callable[[str, int, int], None],
+) -> list[ObjectInfo]:
+    """The shards that ``urls`` stand for.
+
+    Brace patterns and lists keep their order and may name a shard more than once, which weighs it more. What is found
+    by listing, below a directory or by a glob, is sorted bytewise by URI. Of what a directory holds, files with an
+    ending of the format are shards, unless a part of their path below it starts with ``.`` or ``_``. A glob takes what
+    it matches, and leaves files of other endings out where some have the right one. A name without an ending is a
+    directory if something lies below it, and else a shard.
+
+    Args:
+        urls: URLs, absolute paths, brace patterns, globs or directories.
+        origin: The store that answers for all of them.
+        shard_format: Whose endings make a file of a directory a shard; ``None`` for those of all formats.
+        progress: Called with (stage, done, total).
+
+    Raises:
+        ConfigError: The URLs cannot be meant like this, as with two stores or a compressed shard.
+        EmptyDataset: One of the URLs stands for no shard.
+        OriginNotFound: A shard that is named does not exist.
+        OriginError: The store failed otherwise.
+    """
+    names = [_absolute(url) for url in expand_all(urls)]
+    store_of_all(names)
+    suffixes = tuple(shard_format.suffixes) if shard_format else registry.all_suffixes()
+    listings = await _list_all(names, origin, progress)
+    named = [name for name in dict.fromkeys(names) if _may_be_object(name, listings)]
+    described = await _describe(named, origin, listings, progress)
+
+    shards: list[ObjectInfo] = []
+    for name in names:
+        if name in described:
+            shards.append(described[name])
+        else:
+            shards += _chosen(name, listings[_directory(name)], suffixes)
+    repeated = [uri for uri, times in Counter(info.uri for info in shards).items() if times > 1]
+    if repeated:
+        _log.warning("%d shards are named more than once and read as often, such as %s", len(repeated), repeated[0])
+    return shards
+
+
+def store_of_all(urls: Iterable[str]) -> str:
+    """The one store that answers for all ``urls``: scheme and bucket, host or file system, with a ``/`` at the end.
+
+    Raises:
+        ConfigError: There are several, or its name is a pattern, or there is no URL.
+    """
+    stores = dict.fromkeys(map(store_url, urls))
+    if not stores:
+        raise ConfigError("a data set needs at least one URL, path or pattern, and none was given")
+    store = next(iter(stores))
+    if len(stores) > 1:
+        raise ConfigError(f"a data set has shards in {' and '.join(stores)}; keep all shards of one in a single store")
+    if is_glob(store):
+        raise ConfigError(f"{store} has a pattern in place of the bucket or host; name one")
+    return store
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Listing:
+    """What lies below a directory.
+
+    Attributes:
+        looked_at: Objects, of whatever kind.
+        kept: Those that a URL may stand for, sorted by URI.
+        missing: Why there is nothing, if the store says that the directory does not exist.
+    """
+
+    looked_at: int = 0
+    kept: list[ObjectInfo] = field(default_factory=list)
+    missing: OriginNotFound | None = None
+
+
+def _absolute(url: str) -> str:
+    if "://" not in url and not url.startswith("/"):
+        raise ConfigError(f"the path {url!r} is relative, and the daemon works elsewhere; pass an absolute one")
+    return canonical_url(url)
+
+
+def _directory(name: str) -> str:
+    """The directory to list for ``name``, "" if it can only be an object."""
+    if is_glob(name):
+        return base_url(name)
+    if name.endswith("/"):
+        return name
+    return "" if registry.is_file_name(name) or name.startswith(("http://", "https://")) else name + "/"
+
+
+def _may_be_object(name: str, listings: dict[str, _Listing]) -> bool:
+    if name.endswith("/") or is_glob(name):
+        return False
+    directory = _directory(name)
+    return not directory or not listings[directory].looked_at
+
+
+async def _list_all(
+    names: list[str], origin: PatientOrigin, progress: Callable[[str, int, int], None]
+) -> dict[str, _Listing]:
+    askers: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        if directory := _directory(name):
+            askers.setdefault(directory, []).append(name)
+    listings = {directory: _Listing() for directory in askers}
+
+    async def search(directory: str) -> None:
+        listing = listings[directory]
+
+        def seen(count: int) -> None:
+            listing.looked_at = count
+            progress(LISTING_STAGE, sum(each.looked_at for each in listings.values()), 0)
+
+        def keep(info: ObjectInfo) -> bool:
+            return any(_stands_for(name, info.uri) for name in askers[directory])
+
+        try:
+            listing.kept = await origin.search(directory, keep=keep, seen=seen)
+        except OriginNotFound as error:
+            listing.missing = error
+
+    await ask_each(askers, search, in_flight=LISTINGS_IN_FLIGHT)
+    return listings
+
+
+def _stands_for(name: str, uri: str) -> bool:
+    if is_glob(name):
+        return glob_regex(name).fullmatch(uri) is not None
+    path = uri[len(_directory(name)) :]
+    return registry.is_file_name(path) and not any(part[:1] in {".", "_"} for part in path.split("/"))
+
+
+def _chosen(name: str, listing: _Listing, suffixes: tuple[str, ...]) -> list[ObjectInfo]:
+    found = [info for info in listing.kept if _stands_for(name, info.uri)]
+    shards = [info for info in found if registry.has_suffix(info.uri, suffixes)]
+    return shards or (found if is_glob(name) else []) or _explain_nothing(name, listing, found, suffixes)
+
+
+def _explain_nothing(name: str, listing: _Listing, found: list[ObjectInfo], suffixes: tuple[str, ...]) -> NoReturn:
+    if found:
+        registry.detect(found[0].uri)
+    if listing.missing:
+        raise listing.missing
+    rule = (
+        "matches it, where wildcards stand for no slash and no leading dot"
+        if is_glob(name)
+        else f"ends in {' or '.join(suffixes)} and has no part below it that starts with a dot or an underscore"
+    )
+    raise EmptyDataset(
+        f"{name} stands for no shard: of {listing.looked_at} objects below {_directory(name)} none {rule}; "
+        "check the URL, or name the shards by a pattern",
+        uri=name,
+    )
+
+
+async def _describe(
+    named: list[str],
+    origin: PatientOrigin,
+    listings: dict[str, _Listing],
+    progress: Callable[[str, int, int], None],
+) -> dict[str, ObjectInfo]:
+    """Size and version of each named object."""
+    described = await _describe_by_listing(named, origin, progress)
+    remaining = [uri for uri in named if uri not in described]
+
+    async def describe(uri: str) -> ObjectInfo:
+        try:
+            return await origin.stat(uri)
+        except OriginNotFound as error:
+            listing = listings.get(_directory(uri))
+            if listing and not listing.missing:
+                raise EmptyDataset(f"{uri} is no object, and no directory that holds any: {error}", uri=uri) from error
+            raise OriginNotFound(f"shard {uri}, one of {len(named)} named, does not exist: {error}", uri=uri) from error
+
+    def answered(count: int) -> None:
+        progress(CHECKING_STAGE, len(described) + count, len(named))
+
+    answers = await ask_each(remaining, describe, in_flight=STATS_IN_FLIGHT, progress=answered)
+    return described | dict(zip(remaining, answers, strict=True))
+
+
+async def _describe_by_listing(
+    named: list[str], origin: PatientOrigin, progress: Callable[[str, int, int], None]
+) -> dict[str, ObjectInfo]:
+    """As many of the named objects as can be described with far fewer questions than there are objects."""
+    neighbours: dict[str, set[str]] = {}
+    for uri in named:
+        neighbours.setdefault(uri[: uri.rindex("/") + 1], set()).add(uri)
+    described: dict[str, ObjectInfo] = {}
+    for directory, uris in neighbours.items():
+        if len(uris) < _LIST_FROM or directory.startswith(("http://", "https://")):
+            continue
+        found: list[ObjectInfo] = []
+        try:
+            found = await origin.search(
+                directory,
+                keep=partial(_is_among, uris),
+                seen=lambda looked_at: progress(LISTING_STAGE, looked_at, 0),
+                stop_after=4 * len(uris),  # a directory that holds much else is not worth it
+            )
+        except OriginError as error:
+            _log.info("asking for %d shards one by one, for %s cannot be listed: %s", len(uris), directory, error)
+        described.update((info.uri, info) for info in found)
+    return described
+
+
+def _is_among(uris: set[str], info: ObjectInfo) -> bool:
+    return info.uri in uris

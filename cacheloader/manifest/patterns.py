@@ -1,0 +1,165 @@
+"""What brace patterns and globs stand for. Text only; nothing is looked up."""
+
+from __future__ import annotations
+
+import re
+import string
+from functools import lru_cache
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+from cacheloader.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+MAX_SHARDS = 10_000_000
+"""A pattern that names more is taken for a slip of the pen."""
+
+_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", re.ASCII)
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase
+_ESCAPE = re.compile(r"\\(.)")
+_SPECIAL = re.compile(r"\\.|[{},]", re.DOTALL)
+
+
+def expand_all(urls: Sequence[str], *, max_shards: int = MAX_SHARDS) -> list[str]:
+    """The URLs that the brace patterns in ``urls`` stand for, in order.
+
+    Raises:
+        ConfigError: Braces do not match, or stand for more than ``MAX_SHARDS`` URLs.
+    """
+    expanded = list(islice(chain.from_iterable(map(expand_braces, urls)), max_shards + 1))
+    if len(expanded) > max_shards:
+        raise ConfigError(f"the patterns {', '.join(urls[:3])} name more than {max_shards} shards; check the ranges")
+    return expanded
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    r"""The texts that ``pattern`` stands for, as bash and webdataset expand it.
+
+    ``{000..127}`` counts with leading zeros, ``{a..e}`` and ``{0..8..2}`` do what they look like, ``{train,val}``
+    lists, and braces nest. A backslash takes away the meaning of what follows it.
+
+    Raises:
+        ConfigError: A brace has no partner.
+    """
+    if not _SPECIAL.search(pattern):
+        yield pattern
+        return
+    head, group, tail = _first_group(pattern)
+    head = _ESCAPE.sub(r"\1", head)
+    if group is None:
+        yield head
+        return
+    for middle in _alternatives(group):
+        for rest in expand_braces(tail):
+            yield head + middle + rest
+
+
+def is_glob(url: str) -> bool:
+    """Whether ``url`` has wildcards; a ``?`` or ``[`` in an HTTP URL is none."""
+    marks = "*" if url.startswith(("http://", "https://")) else "*?["
+    return any(mark in url for mark in marks)
+
+
+@lru_cache(maxsize=256)
+def glob_regex(url: str) -> re.Pattern[str]:
+    """Matches the URIs that the glob ``url`` stands for.
+
+    ``*`` and ``?`` do not cross a slash, ``**`` as a whole component stands for any number of directories, and as in
+    a shell no wildcard matches a dot at the start of a name.
+    """
+    *folders, last = url.split("/")
+    directories = r"(?:(?!\.)[^/]+/)*"
+    text = "".join(directories if folder == "**" else _component(folder) + "/" for folder in folders)
+    return re.compile(text + (directories + _component("*") if last == "**" else _component(last)), re.DOTALL)
+
+
+def _component(glob: str) -> str:
+    parts = [r"(?!\.)"] if glob[:1] in {"*", "?", "["} else []
+    position = 0
+    while position < len(glob):
+        mark = glob[position]
+        closing = glob.find("]", position + 2 + (glob[position + 1 : position + 2] == "!")) if mark == "[" else -1
+        if mark == "*":
+            parts.append("[^/]*")
+        elif mark == "?":
+            parts.append("[^/]")
+        elif closing > 0:
+            parts.append(_character_set(glob[position + 1 : closing]))
+            position = closing
+        else:
+            parts.append(re.escape(mark))
+        position += 1
+    return "".join(parts)
+
+
+def _character_set(members: str) -> str:
+    inverted = members.startswith("!")
+    members = members[inverted:]
+    parts, position = [], 0
+    while position < len(members):
+        first, last = members[position], members[position]
+        if members[position + 1 : position + 2] == "-" and position + 2 < len(members):
+            last = members[position + 2]
+            position += 2
+        if first <= last:  # a range the wrong way round holds nothing
+            parts.append(f"{re.escape(first)}-{re.escape(last)}")
+        position += 1
+    if not parts:
+        return "[^/]" if inverted else "(?!)"
+    return f"(?!/)[{'^' * inverted}{''.join(parts)}]"
+
+
+def _first_group(pattern: str) -> tuple[str, str | None, str]:
+    """What stands before, in and behind the first pair of braces; no group if there is none."""
+    depth = start = 0
+    for match in _SPECIAL.finditer(pattern):
+        mark = match[0]
+        if mark == "{":
+            start = match.start() if not depth else start
+            depth += 1
+        elif mark == "}":
+            depth -= 1
+            if depth < 0:
+                break
+            if not depth:
+                return pattern[:start], pattern[start + 1 : match.start()], pattern[match.end() :]
+    if depth:
+        raise ConfigError(
+            f"the braces in {pattern!r} do not match; close them, or write a backslash before a brace that is meant "
+            "as it stands"
+        )
+    return pattern, None, ""
+
+
+def _alternatives(group: str) -> Iterator[str]:
+    if match := _NUMBERS.fullmatch(group):
+        first, last, step = match.groups()
+        counted = any(re.match(r"-?0\d", text) for text in (first, last))
+        width = max(len(first), len(last)) if counted else 0
+        return (f"{number:0{width}d}" for number in _range(int(first), int(last), step))
+    if match := _LETTERS.fullmatch(group):
+        first, last, step = match.groups()
+        return (_ALPHABET[at] for at in _range(_ALPHABET.index(first), _ALPHABET.index(last), step))
+    parts = _split(group)
+    if len(parts) == 1:
+        return (f"{{{text}}}" for text in expand_braces(group))
+    return chain.from_iterable(map(expand_braces, parts))
+
+
+def _range(first: int, last: int, step: str | None) -> range:
+    stride = int(step or 1) or 1
+    return range(first, last + 1, stride) if first < last else range(first, last - 1, -stride)
+
+
+def _split(group: str) -> list[str]:
+    """The parts between the commas that stand in no inner braces."""
+    parts, depth, start = [], 0, 0
+    for match in _SPECIAL.finditer(group):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if match[0] == "," and not depth:
+            parts.append(group[start : match.start()])
+            start = match.end()
+    return [*parts, group[start:]]
