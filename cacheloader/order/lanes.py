@@ -86,7 +86,7 @@ class LaneCut:
         """
         shard_samples = samples_per_shard[order]
         shard_stop = np.cumsum(shard_samples)
-        total = int(shard_stop[-1])
+        total = int(shard_samples.sum())
         lane = np.arange(lanes + 1, dtype=np.int64)
         lane_start = lane * (total // lanes) + np.minimum(lane, total % lanes)
         piece_start = np.union1d(shard_stop, lane_start)

@@ -27,6 +27,7 @@ SORTED_SIZE = 1024
 """Windows of at most this many samples are sorted, larger ones are computed. Part of the order: see ORDER_VERSION."""
 
 ROUNDS = 8
+"""Even, so that both coordinates come out on their own side. Part of the order."""
 
 _WORDS_PER_COUNT = 4
 _STEP = np.uint64(0x9E3779B97F4A7C15)

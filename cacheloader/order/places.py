@@ -43,7 +43,7 @@ class Accesses:
     Attributes:
         shard: int32 [n]; index in the manifest.
         first_row: int64 [n], sorted.
-        stop_row: int64 [n]; at most ``rows_per_epoch()``.
+        stop_row: int64 [n]; at most ``rows_per_epoch``.
     """
 
     shard: NDArray[np.int32]

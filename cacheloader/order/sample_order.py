@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cacheloader.errors import ConfigError, EmptyDataset
+from cacheloader.errors import ConfigError
 from cacheloader.order.access_rows import window_reads
 from cacheloader.order.lanes import LaneCut, shard_order
 from cacheloader.order.places import Accesses, Places
@@ -26,7 +26,7 @@ class SampleOrder:
 
     A step of global batch B that starts at row ``row`` takes the samples of rows ``[row, row + B / lanes)`` of every
     lane. What it remembers between calls (lane cuts, permuted shards) only saves time, so calls may come in any order
-    and from several threads.
+    and from several threads. A data set without samples has epochs without steps.
 
     Args:
         samples_per_shard: int64 [shards], each 0 or more; the manifest's ``num_samples``.
@@ -39,7 +39,6 @@ class SampleOrder:
             which only the first lanes have a sample.
 
     Raises:
-        EmptyDataset: No shard holds a sample.
         ConfigError: A sample count is negative.
     """
 
@@ -53,29 +52,25 @@ class SampleOrder:
             )
         self.options = options
         self.num_samples = int(self._samples_per_shard.sum())
-        if self.num_samples == 0:
-            raise EmptyDataset(
-                f"{len(self._samples_per_shard)} shards hold no sample and an order needs one; check the URLs and the "
-                "shards' sample counts"
-            )
         self.lanes = options.lanes
         self.full_rows, self._longer_lanes = divmod(self.num_samples, options.lanes)
         self._cuts: dict[int, LaneCut] = {}
         self._layouts: dict[tuple[int, int, int], EpochWindows] = {}
 
+    @property
     def rows_per_epoch(self) -> int:
         """Rows of an epoch, counting a last one that only some lanes have. Does not depend on the batch size."""
         return self.full_rows + (self._longer_lanes > 0)
 
     def clock(self, *, epoch: int, row: int) -> int:
-        """Rows counted over all epochs, ``epoch * rows_per_epoch() + row``; never falls, whatever the batch sizes.
+        """Rows counted over all epochs: never falls from step to step, whatever the batch sizes.
 
         Args:
             epoch: 0 or more.
-            row: Rows consumed in this epoch. Behind a last step that is not full they may exceed the epoch's rows;
-                that counts as the epoch's end.
+            row: Rows consumed in this epoch. Behind a last step that was not full they may exceed the epoch's rows;
+                that counts as the epoch's end, or the start of the next epoch would seem to be over.
         """
-        rows = self.rows_per_epoch()
+        rows = self.rows_per_epoch
         return epoch * rows + min(row, rows)
 
     def rows_per_step(self, global_batch: int) -> int:
@@ -104,7 +99,7 @@ class SampleOrder:
         step_rows = self.rows_per_step(global_batch)
         if self.options.tail == "drop":
             return max(0, (self.full_rows - row) // step_rows)
-        return max(0, -((row - self.rows_per_epoch()) // step_rows))
+        return max(0, -((row - self.rows_per_epoch) // step_rows))
 
     def worker_rows(self, *, row: int, global_batch: int, worker: int, num_workers: int) -> range:
         """The rows at which one worker's batches of the rest of the epoch start: whole batches, in turn.
@@ -143,7 +138,7 @@ class SampleOrder:
         if epoch < 0 or row < 0 or not self.steps_remaining(row=row, global_batch=global_batch):
             raise IndexError(
                 f"no step of global batch {global_batch} starts at row {row} of epoch {epoch}: an epoch has "
-                f"{self.rows_per_epoch()} rows and tail={self.options.tail!r}"
+                f"{self.rows_per_epoch} rows and tail={self.options.tail!r}"
             )
         place = np.arange(first_place, stop_place, dtype=np.int64)
         lane = place // step_rows
@@ -217,7 +212,7 @@ class SampleOrder:
             added = np.unique(last.shard[last.padded])
             shard = np.concatenate((shard, added))
             first_row = np.append(first_row, np.full(len(added), last_row))
-            stop_row = np.append(stop_row, np.full(len(added), self.rows_per_epoch()))
+            stop_row = np.append(stop_row, np.full(len(added), self.rows_per_epoch))
         by_row = np.argsort(first_row, kind="stable")
         return Accesses(shard=shard[by_row], first_row=first_row[by_row], stop_row=stop_row[by_row])
 
