@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cacheloader.protocol.messages import Welcome
 
 MODULE = "cacheloader.transport.direct_worker"
-MANIFESTS_NAME = "manifests"
+MANIFESTS_NAME = "direct-manifests"
 
 _GOODBYE_S = 5.0
 

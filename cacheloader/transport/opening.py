@@ -13,15 +13,13 @@ import msgspec
 from cacheloader import fdpass
 from cacheloader.errors import ConfigError, DeadlineExceeded, ProtocolError, StateMismatch
 from cacheloader.manifest.record import Manifest
+from cacheloader.origin.environment import store_variables
 from cacheloader.protocol import frames, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cacheloader.transport.link import Answer, Link
-
-CREDENTIAL_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
-"""Variables that steer the credential chains of the stores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +46,10 @@ class Subject:
         Raises:
             ConfigError: A storage option is of a type that cannot travel.
         """
-        environment = {name: value for name, value in os.environ.items() if name.startswith(CREDENTIAL_PREFIXES)}
         spec = msgspec.structs.replace(
             self.spec,
             urls=[_absolute(url) for url in self.spec.urls],
-            environment=environment if private else {},
+            environment=store_variables() if private else {},
         )
         try:
             return frames.encode(spec)

@@ -1,0 +1,167 @@
+"""A data set as a helper process reads it: resolved, and its shards brought into memory from the origin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from cacheloader import fdpass
+from cacheloader.errors import CorruptShard, ProtocolError, StateMismatch
+from cacheloader.formats import registry
+from cacheloader.formats.source import FileSource
+from cacheloader.manifest.resolve import resolve
+from cacheloader.manifest.scan import ScanCounter
+from cacheloader.origin.base import ObjectInfo
+from cacheloader.origin.open import open_origin
+from cacheloader.origin.slots import TransferSlots, Urgency
+from cacheloader.origin.transfer import TransferLimits, transfer
+from cacheloader.transport.direct_plan import Lookahead
+from cacheloader.transport.direct_shards import ShardInMemory, ShardMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cacheloader.manifest.record import Manifest
+    from cacheloader.origin.base import Bytes, Origin
+    from cacheloader.protocol.messages import DatasetSpec
+    from cacheloader.transport.direct_manifests import ManifestFolder
+
+SHARDS_AHEAD = 2
+"""Fetched before they are asked for: enough to hide the origin behind the reading of one shard."""
+
+
+class DirectDataset:
+    """One data set of one client.
+
+    Args:
+        manifest: Its shards.
+        origin: Where they lie.
+        memory_bytes: What may be held ready beside the shards that are leased.
+    """
+
+    def __init__(self, manifest: Manifest, origin: Origin, *, memory_bytes: int) -> None:
+        self.manifest = manifest
+        self._origin = origin
+        self._format = registry.named(manifest.format)
+        self._slots = TransferSlots()
+        self._limits = TransferLimits()
+        self._lookahead: Lookahead | None = None
+        self._memory = ShardMemory(self._fetch, sizes_bytes=manifest.size_bytes.tolist(), budget_bytes=memory_bytes)
+
+    @classmethod
+    async def open(
+        cls,
+        spec: DatasetSpec,
+        *,
+        digest: str,
+        manifests: ManifestFolder,
+        memory_bytes: int,
+        progress: Callable[[str, int, int], None],
+    ) -> DirectDataset:
+        """Resolve ``spec``, unless the manifest called ``digest`` is already known.
+
+        Raises:
+            StateMismatch: ``digest`` is given, its manifest is not known, and the data set has another one now.
+            OriginError, DatasetError, ConfigError: The data set cannot be resolved.
+        """
+        if not spec.urls:
+            raise ProtocolError("a data set needs a URL")
+        origin = await open_origin(spec.urls[0], storage_options=spec.storage_options, environment=spec.environment)
+        manifest = manifests.load(digest) if digest else None
+        if manifest is None:
+            manifest = await resolve(spec, origin, _Scan(origin, spec.format), progress=progress)
+        if digest not in ("", manifest.digest):
+            raise StateMismatch(
+                f"the data set {spec.urls[0]} now has the manifest {manifest.digest}, and {digest} was expected: "
+                "shards were added, removed or changed since"
+            )
+        await asyncio.to_thread(manifests.save, manifest)
+        return cls(manifest, origin, memory_bytes=memory_bytes)
+
+    def follow(self, block: bytes, *, num_accesses: int, clock: int) -> None:
+        """Take the coming accesses, as they travel, and fetch the first of them.
+
+        Raises:
+            ProtocolError: They do not fit the data set.
+        """
+        self._lookahead = Lookahead.from_block(
+            block, num_accesses=num_accesses, clock=clock, num_shards=len(self.manifest)
+        )
+        self._look_ahead()
+
+    def advance(self, clock: int) -> None:
+        """The client has finished with every row before ``clock``."""
+        if self._lookahead is not None:
+            self._lookahead.advance(clock)
+            self._look_ahead()
+
+    async def acquire(self, shard: int) -> tuple[ShardInMemory, bool]:
+        """A shard, leased until ``release``, and whether it was in memory already.
+
+        Raises:
+            ProtocolError: There is no such shard.
+            OriginError, DatasetError: It cannot be had.
+        """
+        if not 0 <= shard < len(self.manifest):
+            raise ProtocolError(f"shard {shard} of a data set of {len(self.manifest)} shards")
+        leased = await self._memory.acquire(shard)
+        self._look_ahead()
+        return leased
+
+    def release(self, shard: int) -> None:
+        """The client gives back one lease of a shard."""
+        self._memory.release(shard)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        if self._lookahead is not None:
+            self._memory.prepare(self._lookahead.soon(SHARDS_AHEAD, skip=self._memory.is_leased))
+
+    async def _fetch(self, shard: int, urgency: Urgency) -> ShardInMemory:
+        info = ObjectInfo(
+            uri=self.manifest.uri(shard),
+            size_bytes=int(self.manifest.size_bytes[shard]),
+            version=self.manifest.version(shard),
+        )
+        data_fd = os.memfd_create("cacheloader-shard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+
+            async def write_at(offset: int, body: Bytes) -> None:
+                await asyncio.to_thread(_write_whole, data_fd, offset, body)
+
+            await transfer(self._origin, info, write_at, limits=self._limits, slots=self._slots, urgency=urgency)
+            fdpass.seal(data_fd)
+            index = await asyncio.to_thread(self._index, data_fd, info)
+            index_fd = fdpass.sealed_memory_file("cacheloader-index", index)
+        except BaseException:
+            os.close(data_fd)
+            raise
+        return ShardInMemory(data_fd=data_fd, index_fd=index_fd, size_bytes=info.size_bytes, index_bytes=len(index))
+
+    def _index(self, data_fd: int, info: ObjectInfo) -> bytes:
+        try:
+            return self._format.build_index(FileSource(data_fd, size_bytes=info.size_bytes), uri=info.uri)
+        except OSError as error:
+            raise CorruptShard(f"shard {info.uri} cannot be indexed: {error}", uri=info.uri) from error
+
+
+class _Scan:
+    """Counts the shards of a data set whose format is known once they are seen."""
+
+    def __init__(self, origin: Origin, format_name: str) -> None:
+        self._origin = origin
+        self._format_name = format_name
+
+    async def count(self, shards: Sequence[ObjectInfo], *, progress: Callable[[int, int], None]) -> list[int]:
+        """Samples of each shard, in order (see ``manifest.resolve.SampleCounter``)."""
+        shard_format = registry.named(self._format_name) if self._format_name else registry.detect(shards[0].uri)
+        return await ScanCounter(self._origin, shard_format).count(shards, progress=progress)
+
+
+def _write_whole(fd: int, offset: int, body: Bytes) -> None:
+    view = memoryview(body).cast("B")
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
