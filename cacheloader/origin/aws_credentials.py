@@ -1,0 +1,152 @@
+"""AWS credentials, region and endpoint as the usual chain finds them for one job's environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from aiofiles.os import wrap
+
+from cacheloader.errors import OriginDenied, OriginTimeout
+from cacheloader.origin.failure import failure
+from cacheloader.origin.threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEADLINE_S = 8.0
+"""A chain without an answer by then has none: a missing credential is reported within 10 s."""
+
+_RENEW_BEFORE = timedelta(minutes=5)
+_WAY_OUT = (
+    "give key and secret in storage_options, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE,"
+    " or pass anon=True for public data"
+)
+# One at a time is enough: a question is asked once per bucket and hour.
+_THREADS = DaemonThreads(2, name="aws-chain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsKey:
+    """One set of credentials.
+
+    Attributes:
+        key: Access key id.
+        secret: Secret access key.
+        token: Session token, "" for long-lived keys.
+        expires: When they end, ``None`` for long-lived keys.
+    """
+
+    key: str
+    secret: str = field(repr=False)
+    token: str = field(default="", repr=False)
+    expires: datetime | None = None
+
+    def fresh(self) -> bool:
+        """Whether they will still hold for some minutes."""
+        return self.expires is None or datetime.now(UTC) < self.expires - _RENEW_BEFORE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AwsAnswer:
+    """What the chain and the configuration files say.
+
+    Attributes:
+        key: Credentials, ``None`` if there are none or none were asked for.
+        region: Region of the profile, "" if none.
+        endpoint_url: Endpoint of the profile for S3, "" if none.
+    """
+
+    key: AwsKey | None
+    region: str
+    endpoint_url: str
+
+
+class AwsChain:
+    """Asks the chain for one environment and profile, and remembers the answer until shortly before it expires.
+
+    Used from several loops and threads: fsspec has a loop of its own.
+    """
+
+    def __init__(self, environment: Mapping[str, str], *, profile: str, uri: str) -> None:
+        self._environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._profile = profile
+        self._uri = uri
+        self._answer: AwsAnswer | None = None
+        self._asking = threading.Lock()
+
+    async def ask(self, *, credentials: bool = True) -> AwsAnswer:
+        """The answer; without credentials it may leave them out.
+
+        Raises:
+            OriginDenied: The chain failed.
+            OriginTimeout: It did not answer in time.
+        """
+        answer = self._remembered(credentials=credentials)
+        if answer is None:
+            answer = await wrap(self._ask_once)(credentials, executor=_THREADS)
+            assert isinstance(answer, AwsAnswer)
+        return answer
+
+    async def key(self) -> AwsKey:
+        """Credentials that hold for some minutes.
+
+        Raises:
+            OriginDenied: There are none, or the chain failed.
+            OriginTimeout: It did not answer in time.
+        """
+        answer = await self.ask()
+        if answer.key is None:
+            raise self._denied("there are no AWS credentials in the environment, in a profile, or from the instance")
+        return answer.key
+
+    def _remembered(self, *, credentials: bool) -> AwsAnswer | None:
+        answer = self._answer
+        fresh = answer is not None and (not credentials or (answer.key is not None and answer.key.fresh()))
+        return answer if fresh else None
+
+    def _ask_once(self, credentials: bool) -> AwsAnswer:  # noqa: FBT001
+        with self._asking:  # held for the deadline of a question at most
+            answer = self._remembered(credentials=credentials) or self._ask(credentials)
+            self._answer = answer
+            return answer
+
+    def _ask(self, credentials: bool) -> AwsAnswer:  # noqa: FBT001
+        question = json.dumps({"profile": self._profile, "credentials": credentials})
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "cacheloader.origin.aws_chain"],
+                input=question,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE_S,
+                env=self._environment,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            cause = f"the AWS credential chain gave no answer in {DEADLINE_S:g} s"
+            raise failure(
+                OriginTimeout, action="finding credentials for", uri=self._uri, cause=cause, way_out=_WAY_OUT
+            ) from error
+        if done.returncode:
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise self._denied(f"the AWS credential chain failed ({last})")
+        answer = json.loads(done.stdout)
+        if "error" in answer:
+            raise self._denied(answer["error"])
+        key = None
+        if answer.get("key"):
+            expires = answer["expires"] and datetime.fromisoformat(answer["expires"])
+            key = AwsKey(
+                key=answer["key"], secret=answer["secret"], token=answer["token"] or "", expires=expires or None
+            )
+        return AwsAnswer(key=key, region=answer["region"] or "", endpoint_url=answer["endpoint_url"] or "")
+
+    def _denied(self, cause: str) -> Exception:
+        return failure(OriginDenied, action="finding credentials for", uri=self._uri, cause=cause, way_out=_WAY_OUT)

@@ -1,0 +1,185 @@
+"""The one budget of bytes and requests that all transfers of a process share."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cacheloader.errors import ConfigError
+from cacheloader.origin.retry import Backoff, HostPace
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Urgency:
+    """Whether somebody waits for a transfer. Changed while it runs, it moves what has not started to the front.
+
+    Attributes:
+        demanded: True for demand, False for prefetch.
+    """
+
+    demanded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotStatistics:
+    """What the slots are doing.
+
+    Attributes:
+        requests: Requests in flight.
+        size_bytes: Bytes that they asked for and that are not yet written.
+        waiting: Requests that wait for a slot.
+        throttled_total: "Slow down" answers so far.
+    """
+
+    requests: int
+    size_bytes: int
+    waiting: int
+    throttled_total: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Waiter:
+    host: str
+    size_bytes: int
+    urgency: Urgency
+    granted: asyncio.Future[None]
+
+
+class TransferSlots:
+    """Grants requests: demand before prefetch, first come first served within each, never more than the budget.
+
+    Each host has a pace of its own: after a "slow down" it gets half the requests, and none for a moment.
+
+    Args:
+        max_bytes: Bytes asked for and not yet written, over all requests. One larger request runs alone.
+        max_requests: Requests in flight.
+        max_requests_per_host: Of these, to one host; 0 for no limit of its own.
+        backoff: How long a host is left alone after a "slow down".
+        random_unit: Gives random numbers in [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int = 256 * 2**20,
+        max_requests: int = 32,
+        max_requests_per_host: int = 0,
+        backoff: Backoff | None = None,
+        random_unit: Callable[[], float] = random.random,
+    ) -> None:
+        if max_bytes < 1 or max_requests < 1 or max_requests_per_host < 0:
+            raise ConfigError(
+                f"max_bytes={max_bytes}, max_requests={max_requests}, max_requests_per_host={max_requests_per_host} "
+                "allow no transfer; bytes and requests must be 1 or more"
+            )
+        self._max_bytes = max_bytes
+        self._max_requests = max_requests
+        self._most_per_host = max_requests_per_host or max_requests
+        self._backoff = backoff or Backoff()
+        self._random_unit = random_unit
+        self._waiters: list[_Waiter] = []
+        self._bytes = 0
+        self._in_flight: Counter[str] = Counter()
+        self._paces: dict[str, HostPace] = {}
+        self._throttled = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def statistics(self) -> SlotStatistics:
+        """What is going on now."""
+        return SlotStatistics(
+            requests=self._in_flight.total(),
+            size_bytes=self._bytes,
+            waiting=len(self._waiters),
+            throttled_total=self._throttled,
+        )
+
+    @asynccontextmanager
+    async def hold(self, host: str, *, size_bytes: int, urgency: Urgency) -> AsyncIterator[None]:
+        """Wait for a slot for one request of ``size_bytes`` to ``host`` and keep it while inside.
+
+        This wait has no deadline: it ends as soon as others finish, and each of those has one.
+        """
+        granted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)
+        self._waiters.append(waiter)
+        self._grant()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self._give_back(waiter)
+            else:
+                self._waiters.remove(waiter)
+                self._grant()
+            raise
+        try:
+            yield
+        finally:
+            self._give_back(waiter)
+
+    def throttled(self, host: str, *, started_s: float) -> None:
+        """Say that ``host`` answered "slow down" to a request that started at ``started_s`` (time of the loop)."""
+        self._throttled += 1
+        now_s = asyncio.get_running_loop().time()
+        self._paces[host] = self._pace(host).throttled(
+            started_s=started_s, now_s=now_s, unit=self._random_unit(), backoff=self._backoff
+        )
+
+    def succeeded(self, host: str, *, started_s: float) -> None:
+        """Say that ``host`` answered well to a request that started at ``started_s``."""
+        self._paces[host] = self._pace(host).succeeded(started_s=started_s)
+
+    def pace(self, host: str) -> HostPace:
+        """The pace at which ``host`` is asked now."""
+        return self._pace(host)
+
+    def _pace(self, host: str) -> HostPace:
+        return self._paces.get(host) or HostPace.open(self._most_per_host)
+
+    def _give_back(self, waiter: _Waiter) -> None:
+        self._bytes -= waiter.size_bytes
+        self._in_flight[waiter.host] -= 1
+        if not self._in_flight[waiter.host]:
+            del self._in_flight[waiter.host]
+        self._grant()
+
+    def _grant(self) -> None:
+        """Start what may start."""
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        resume_s = float("inf")
+        # Sorting is stable, so this is first come first served within each class. It looks at `demanded` now, not as it
+        # was when the request came: a prefetch that somebody has begun to wait for moves ahead.
+        for waiter in sorted(self._waiters, key=lambda waiter: not waiter.urgency.demanded):
+            if waiter.granted.cancelled():
+                continue  # its task has not run since
+            num_requests = self._in_flight.total()
+            if num_requests >= self._max_requests or (
+                num_requests and self._bytes + waiter.size_bytes > self._max_bytes
+            ):
+                # Nobody overtakes a large request, or it would starve. A later `_give_back` looks again.
+                break
+            pace = self._pace(waiter.host)
+            if not pace.may_start(in_flight=self._in_flight[waiter.host], now_s=now_s):
+                if pace.resume_s > now_s:
+                    resume_s = min(resume_s, pace.resume_s)
+                continue
+            self._waiters.remove(waiter)
+            self._bytes += waiter.size_bytes
+            self._in_flight[waiter.host] += 1
+            waiter.granted.set_result(None)
+        self._wake_at(loop, resume_s)
+
+    def _wake_at(self, loop: asyncio.AbstractEventLoop, resume_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if resume_s < float("inf"):
+            self._timer = loop.call_at(resume_s, self._grant)

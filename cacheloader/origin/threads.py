@@ -1,0 +1,77 @@
+"""A bounded pool of daemon threads for calls that may block without an end, such as those into a hung mount."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class DaemonThreads(Executor):
+    """An executor whose threads never keep the process alive.
+
+    ``ThreadPoolExecutor`` joins its threads when the interpreter ends, and one that sits in a system call on a dead NFS
+    server would hold the process for ever.
+
+    Args:
+        max_threads: Threads at most; they are started as they are needed.
+        name: Prefix of their names.
+    """
+
+    def __init__(self, max_threads: int, *, name: str) -> None:
+        self._max_threads = max_threads
+        self._name = name
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_threads = 0
+        self._num_idle = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Call ``fn`` in one of the threads; a call that is cancelled before it starts is not made."""
+        future: Future[_T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the threads {self._name} are closed")
+            self._calls.put(call)
+            if self._num_idle < self._calls.qsize() and self._num_threads < self._max_threads:
+                self._num_threads += 1
+                threading.Thread(target=self._work, name=f"{self._name}-{self._num_threads}", daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Let idle threads end. Never waits for a thread: it may be the one that hangs."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._num_threads):
+                self._calls.put(None)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._num_idle += 1
+            call = self._calls.get()
+            with self._lock:
+                self._num_idle -= 1
+            if call is None:
+                return
+            call()
+            del call  # else an idle thread would keep the last result's bytes alive
