@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
@@ -57,23 +58,13 @@ async def locate(
         OriginNotFound: A shard that is named does not exist.
         OriginError: The store failed otherwise.
     """
-    names = [_absolute(url) for url in expand_all(urls)]
-    store_of_all(names)
-    suffixes = tuple(shard_format.suffixes) if shard_format else registry.all_suffixes()
-    listings = await _list_all(names, origin, progress)
-    named = [name for name in dict.fromkeys(names) if _may_be_object(name, listings)]
+    # What is done for each of perhaps a million shards is done in a thread: the loop has others to serve.
+    names, askers = await asyncio.to_thread(_understood, urls)
+    listings = await _list_all(askers, origin, progress)
+    named = await asyncio.to_thread(_objects, names, listings)
     described = await _describe(named, origin, listings, progress)
-
-    shards: list[ObjectInfo] = []
-    for name in names:
-        if name in described:
-            shards.append(described[name])
-        else:
-            shards += _chosen(name, listings[_directory(name)], suffixes)
-    repeated = [uri for uri, times in Counter(info.uri for info in shards).items() if times > 1]
-    if repeated:
-        _log.warning("%d shards are named more than once and read as often, such as %s", len(repeated), repeated[0])
-    return shards
+    suffixes = tuple(shard_format.suffixes) if shard_format else registry.all_suffixes()
+    return await asyncio.to_thread(_chosen, names, described, listings, suffixes)
 
 
 def store_of_all(urls: Iterable[str]) -> str:
@@ -108,6 +99,17 @@ class _Listing:
     missing: OriginNotFound | None = None
 
 
+def _understood(urls: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """What is named, in order, and of each directory to be listed, who asks for it."""
+    names = [_absolute(url) for url in expand_all(urls)]
+    store_of_all(names)
+    askers: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        if directory := _directory(name):
+            askers.setdefault(directory, []).append(name)
+    return names, askers
+
+
 def _absolute(url: str) -> str:
     if "://" not in url and not url.startswith("/"):
         raise ConfigError(f"the path {url!r} is relative, and the daemon works elsewhere; pass an absolute one")
@@ -123,20 +125,21 @@ def _directory(name: str) -> str:
     return "" if registry.is_file_name(name) or name.startswith(("http://", "https://")) else name + "/"
 
 
-def _may_be_object(name: str, listings: dict[str, _Listing]) -> bool:
-    if name.endswith("/") or is_glob(name):
-        return False
-    directory = _directory(name)
-    return not directory or not listings[directory].looked_at
+def _objects(names: list[str], listings: dict[str, _Listing]) -> list[str]:
+    """The names that are those of objects: nothing lies below them."""
+    objects = []
+    for name in dict.fromkeys(names):
+        if name.endswith("/") or is_glob(name):
+            continue
+        directory = _directory(name)
+        if not directory or not listings[directory].looked_at:
+            objects.append(name)
+    return objects
 
 
 async def _list_all(
-    names: list[str], origin: PatientOrigin, progress: Callable[[str, int, int], None]
+    askers: dict[str, list[str]], origin: PatientOrigin, progress: Callable[[str, int, int], None]
 ) -> dict[str, _Listing]:
-    askers: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        if directory := _directory(name):
-            askers.setdefault(directory, []).append(name)
     listings = {directory: _Listing() for directory in askers}
 
     async def search(directory: str) -> None:
@@ -165,7 +168,23 @@ def _stands_for(name: str, uri: str) -> bool:
     return registry.is_file_name(path) and not any(part[:1] in {".", "_"} for part in path.split("/"))
 
 
-def _chosen(name: str, listing: _Listing, suffixes: tuple[str, ...]) -> list[ObjectInfo]:
+def _chosen(
+    names: list[str], described: dict[str, ObjectInfo], listings: dict[str, _Listing], suffixes: tuple[str, ...]
+) -> list[ObjectInfo]:
+    """The shards of all names, in order."""
+    shards: list[ObjectInfo] = []
+    for name in names:
+        if name in described:
+            shards.append(described[name])
+        else:
+            shards += _below(name, listings[_directory(name)], suffixes)
+    if len({info.uri for info in shards}) < len(shards):
+        uri, times = Counter(info.uri for info in shards).most_common(1)[0]
+        _log.warning("shards are named more than once and will be read as often: %s %d times", uri, times)
+    return shards
+
+
+def _below(name: str, listing: _Listing, suffixes: tuple[str, ...]) -> list[ObjectInfo]:
     found = [info for info in listing.kept if _stands_for(name, info.uri)]
     shards = [info for info in found if registry.has_suffix(info.uri, suffixes)]
     return shards or (found if is_glob(name) else []) or _explain_nothing(name, listing, found, suffixes)

@@ -59,8 +59,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 def is_glob(url: str) -> bool:
     """Whether ``url`` has wildcards; a ``?`` or ``[`` in an HTTP URL is none."""
-    marks = "*" if url.startswith(("http://", "https://")) else "*?["
-    return any(mark in url for mark in marks)
+    return "*" in url or (("?" in url or "[" in url) and not url.startswith(("http://", "https://")))
 
 
 @lru_cache(maxsize=256)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,7 +66,7 @@ async def resolve(
     patient = PatientOrigin(origin)
     named = registry.named(spec.format) if spec.format else None
     shards = await locate(spec.urls, patient, shard_format=named, progress=progress)
-    shard_format = format_of(spec.format, (info.uri for info in shards))
+    shard_format = await asyncio.to_thread(format_of, spec.format, [info.uri for info in shards])
     counts = await counts_beside(shards, patient)
     uncounted = list({info.uri: info for info in shards if info.uri not in counts}.values())
     if uncounted:
@@ -79,11 +80,15 @@ async def resolve(
             "members that form samples by their names: check how the shards were packed",
             uri=spec.urls[0],
         )
+    return await asyncio.to_thread(_manifest, shards, counts, shard_format.name, origin.origin_id)
+
+
+def _manifest(shards: Sequence[ObjectInfo], counts: dict[str, int], format_name: str, origin_id: str) -> Manifest:
     rows = (
         ShardInfo(uri=info.uri, size_bytes=info.size_bytes, version=info.version, num_samples=counts[info.uri])
         for info in shards
     )
-    return Manifest.build(rows, format=shard_format.name, origin_id=origin.origin_id)
+    return Manifest.build(rows, format=format_name, origin_id=origin_id)
 
 
 def format_of(name: str, uris: Iterable[str]) -> ShardFormat:

@@ -15,6 +15,7 @@ Counts are believed until a shard is read: its index has the last word (``check_
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -58,7 +59,7 @@ async def counts_beside(shards: Sequence[ObjectInfo], origin: PatientOrigin) -> 
     counts: dict[str, int] = {}
     for file, content in zip(files, contents, strict=True):
         if content is not None and len(counts) < len(wanted):
-            counts = _counts(file, content, wanted) | counts
+            counts = await asyncio.to_thread(_counts, file, content, wanted) | counts
     return counts | await _counts_of_each([info for info in shards if info.uri not in counts], origin)
 
 

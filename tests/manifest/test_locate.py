@@ -88,7 +88,7 @@ async def test_globs_in_one_directory_share_its_listing():
 async def test_a_shard_that_is_named_twice_is_read_twice_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         assert await located(origin_with("a.tar", "b.tar"), B + "a.tar", B + "{b,a}.tar") == ["a.tar", "b.tar", "a.tar"]
-    assert "1 shards are named more than once and read as often, such as mem://bucket/a.tar" in caplog.text
+    assert "shards are named more than once and will be read as often: mem://bucket/a.tar 2 times" in caplog.text
 
 
 async def test_one_missing_shard_of_a_pattern_is_named():
