@@ -1,0 +1,60 @@
+"""What the store tells and hands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """A blob in the store.
+
+    Attributes:
+        key: The shard.
+        size_bytes: Its length.
+        used_bytes: What it takes on disk with its sample index.
+    """
+
+    key: bytes
+    size_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedFiles:
+    """Fresh read-only descriptors of one blob, owned by the receiver.
+
+    Attributes:
+        data_fd: The shard's bytes.
+        index_fd: Its sample index.
+        size_bytes: Length of the shard.
+        index_bytes: Length of the index.
+    """
+
+    data_fd: int
+    index_fd: int
+    size_bytes: int
+    index_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatistics:
+    """What the store holds, and what has happened since the start.
+
+    Attributes:
+        blobs: Blobs.
+        used_bytes: What they take on disk.
+        suspect_blobs: Of them, those to be verified before they are used.
+        foreign_bytes: What files below ``blobs`` take that are none of ours.
+        committed: Blobs published.
+        evicted: Blobs removed on demand.
+        lost: Blobs found missing, damaged or of another length.
+    """
+
+    blobs: int
+    used_bytes: int
+    suspect_blobs: int
+    foreign_bytes: int
+    committed: int
+    evicted: int
+    lost: int
