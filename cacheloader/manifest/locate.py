@@ -178,6 +178,10 @@ def _chosen(
             shards.append(described[name])
         else:
             shards += _below(name, listings[_directory(name)], suffixes)
+    for info in shards:
+        if not info.uri.isascii() and any("\ud800" <= character <= "\udfff" for character in info.uri):
+            shown = info.uri.encode("utf-8", "surrogateescape")
+            raise ConfigError(f"the name of {shown!r} is not UTF-8; rename it")
     if len({info.uri for info in shards}) < len(shards):
         uri, times = Counter(info.uri for info in shards).most_common(1)[0]
         _log.warning("shards are named more than once and will be read as often: %s %d times", uri, times)
