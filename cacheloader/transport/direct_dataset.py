@@ -13,6 +13,7 @@ from cacheloader.formats.source import FileSource
 from cacheloader.manifest.resolve import resolve
 from cacheloader.manifest.scan import ScanCounter
 from cacheloader.origin.base import ObjectInfo
+from cacheloader.origin.location import canonical_url
 from cacheloader.origin.open import open_origin
 from cacheloader.origin.slots import TransferSlots, Urgency
 from cacheloader.origin.transfer import TransferLimits, transfer
@@ -67,7 +68,9 @@ class DirectDataset:
         """
         if not spec.urls:
             raise ProtocolError("a data set needs a URL")
-        origin = await open_origin(spec.urls[0], storage_options=spec.storage_options, environment=spec.environment)
+        origin = open_origin(
+            canonical_url(spec.urls[0]), storage_options=spec.storage_options, environment=spec.environment
+        )
         manifest = manifests.load(digest) if digest else None
         if manifest is None:
             manifest = await resolve(spec, origin, _Scan(origin, spec.format), progress=progress)

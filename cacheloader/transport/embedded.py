@@ -80,17 +80,20 @@ class PrivateDaemon:
         if sock is not None:
             return sock
         _make_directory(self._options.directory)
+        held: _Held | None = None
         while True:
             with self._launch_lock(deadline):
-                sock = self._find(deadline)
                 try:
-                    return sock or self._launch(deadline)
-                except _Held:
-                    if time.monotonic() >= deadline:
-                        raise
+                    return self._find(deadline) or self._launch(deadline)
+                except _Held as error:
+                    held = error
+                except DeadlineExceeded as error:
+                    raise held or error from error
             sock = self._watch(min(deadline, time.monotonic() + _HELD_PAUSE_S))
             if sock is not None:
                 return sock
+            if time.monotonic() >= deadline:
+                raise held
 
     def check(self, welcome: Welcome) -> None:
         """Warn, once in a process, if the daemon was started with another cache size than this process asks for."""

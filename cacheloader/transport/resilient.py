@@ -207,7 +207,12 @@ class Route:
         while True:
             try:
                 link = self._connect(endpoint, until, subject.manifest)
-                return link, wait(link, self._begin(link, endpoint, subject))
+                try:
+                    return link, wait(link, self._begin(link, endpoint, subject))
+                except BaseException:
+                    if self._return is None or self._return[0] is not link:
+                        link.close()
+                    raise
             except PeerGone:
                 if time.monotonic() + (pause := pause_s(attempt)) >= until:
                     raise

@@ -1,0 +1,125 @@
+"""The four ways to get shards, each with the same data set behind it."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cacheloader.config import TransportOptions
+from cacheloader.formats.webdataset import WebDatasetFormat
+from cacheloader.protocol.messages import DatasetSpec
+from cacheloader.transport.memory import MemoryTransport
+from cacheloader.transport.open import open_transport
+from tests.support.parent_death import die_with_parent
+from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cacheloader.transport.base import Transport
+
+NUM_SHARDS = 5
+SAMPLES_PER_SHARD = 4
+
+
+def sample_text(shard: int, sample: int) -> bytes:
+    return f"shard {shard} sample {sample} ".encode() * (50 + 7 * sample)
+
+
+def tar_of(shard: int) -> bytes:
+    block = io.BytesIO()
+    with tarfile.open(fileobj=block, mode="w") as tar:
+        for sample in range(SAMPLES_PER_SHARD):
+            text = sample_text(shard, sample)
+            member = tarfile.TarInfo(f"{shard:02d}{sample:02d}.txt")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    return block.getvalue()
+
+
+@dataclass(kw_only=True)
+class Backend:
+    """One way to get shards.
+
+    ``folder`` holds the data set ``good/``, its last shards again in ``few/``, and a truncated shard in ``cut/``.
+    """
+
+    name: str
+    folder: Path
+    options: TransportOptions | None
+    opened: list[Transport] = field(default_factory=list)
+
+    def session(self) -> Transport:
+        session: Transport
+        if self.options is None:
+            shards = {str(path): path.read_bytes() for path in sorted(self.folder.rglob("*.tar"))}
+            session = MemoryTransport(shards, shard_format=WebDatasetFormat())
+        else:
+            session = open_transport(self.options)
+        self.opened.append(session)
+        return session
+
+    def spec(self, name: str = "good/") -> DatasetSpec:
+        return DatasetSpec(urls=[f"{self.folder}/{name}"])
+
+    def close(self) -> None:
+        while self.opened:
+            self.opened.pop().close()
+
+
+def write_data(folder: Path) -> None:
+    for name, shards in (("good", range(NUM_SHARDS)), ("few", range(3, NUM_SHARDS))):
+        (folder / name).mkdir(parents=True)
+        for shard in shards:
+            (folder / name / f"{shard}.tar").write_bytes(tar_of(shard))
+    (folder / "cut").mkdir()
+    (folder / "cut" / "cut.tar").write_bytes(tar_of(0)[:1800])
+
+
+@contextmanager
+def running(name: str, folder: Path) -> Iterator[Backend]:
+    write_data(folder / "data")
+    cache = folder / "cache"
+    match name:
+        case "memory":
+            yield Backend(name=name, folder=folder / "data", options=None)
+        case "direct":
+            options = TransportOptions(daemon="none", cache_dir=cache, timeout_s=30)
+            yield Backend(name=name, folder=folder / "data", options=options)
+        case "embedded":
+            options = TransportOptions(daemon="embedded", cache_dir=cache, cache_size="64MiB", timeout_s=30)
+            try:
+                yield Backend(name=name, folder=folder / "data", options=options)
+            finally:
+                if (cache / "daemon.sock").exists():
+                    with RawClient(cache / "daemon.sock") as client:
+                        client.stop()
+                    wait_until(lambda: not (cache / "daemon.sock").exists())
+        case "shared":
+            socket = folder / "shared.sock"
+            with shared_daemon(folder, cache=cache, socket=socket):
+                options = TransportOptions(daemon=f"unix://{socket}", timeout_s=30)
+                yield Backend(name=name, folder=folder / "data", options=options)
+
+
+@contextmanager
+def shared_daemon(folder: Path, *, cache: Path, socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+    config = folder / "daemon.toml"
+    config.write_text(f'cache_dir = "{cache}"\ncache_size = "64MiB"\nsocket = "{socket}"\nallow_local_paths = true\n')
+    command = [sys.executable, "-m", "cacheloader_daemon", "--config", str(config)]
+    with (folder / "shared.log").open("wb") as log:
+        process = subprocess.Popen(die_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        wait_until(lambda: socket.exists() or process.poll() is not None, timeout_s=30)
+        assert process.poll() is None, (folder / "shared.log").read_text()
+        yield process
+    finally:
+        process.terminate()
+        process.wait(20)
