@@ -60,21 +60,18 @@ class AccountRecord:
     """All counters at one moment, since the daemon's start.
 
     Attributes:
-        requests: Shards asked for, by result: ``hit`` (was in the cache), ``miss`` (had to be fetched), ``coalesced``
-            (another's fetch was under way already), ``bypass`` (served from memory), ``failed``.
+        disk_troubles: Times that the cache's disk failed a call.
         remote_read_bytes: Bytes of fetched shards, by reason: ``demand``, ``prefetch``, ``bypass``.
         fetch_failures: Fetches that ended without a shard, by error class.
-        evictions: Shards dropped to make room.
         samples: Samples that training loops took.
         invalid_reports: Reports of training loops that held numbers which are no waiting times.
         shard_fetch_s: Seconds from a fetch's start to its end, for shards that arrived.
         batch_wait_s: Seconds that training threads waited inside ``next(loader)``.
     """
 
-    requests: Mapping[str, int]
+    disk_troubles: int
     remote_read_bytes: Mapping[str, int]
     fetch_failures: Mapping[str, int]
-    evictions: int
     samples: int
     invalid_reports: int
     shard_fetch_s: HistogramRecord
@@ -85,10 +82,11 @@ class AccountRecord:
 class Account:
     """The counters; the fields mean what they mean in ``AccountRecord``."""
 
-    requests: Counter[str] = field(default_factory=lambda: Counter(hit=0, miss=0, coalesced=0, bypass=0, failed=0))
+    disk_troubles: int = 0
+    disk_trouble_s: float | None = None
+    """Time of the loop at the last of them."""
     remote_read_bytes: Counter[str] = field(default_factory=lambda: Counter(demand=0, prefetch=0, bypass=0))
     fetch_failures: Counter[str] = field(default_factory=Counter)
-    evictions: int = 0
     samples: int = 0
     invalid_reports: int = 0
     shard_fetch_s: Histogram = field(default_factory=lambda: Histogram(SHARD_FETCH_EDGES_S))
@@ -104,13 +102,17 @@ class Account:
         for wait in waits:
             self.batch_wait_s.add(wait)
 
+    def disk_failed(self, now_s: float) -> None:
+        """Count a failed call to the cache's disk."""
+        self.disk_troubles += 1
+        self.disk_trouble_s = now_s
+
     def record(self) -> AccountRecord:
         """All counters at this moment."""
         return AccountRecord(
-            requests=dict(self.requests),
+            disk_troubles=self.disk_troubles,
             remote_read_bytes=dict(self.remote_read_bytes),
             fetch_failures=dict(self.fetch_failures),
-            evictions=self.evictions,
             samples=self.samples,
             invalid_reports=self.invalid_reports,
             shard_fetch_s=self.shard_fetch_s.record(),

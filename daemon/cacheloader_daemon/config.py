@@ -33,12 +33,16 @@ class DaemonConfig:
         metrics_port: Loopback port of ``/metrics`` and ``/healthz``; 0 means none.
         allowed_uids: Users that may connect besides the daemon's own.
         allowed_gids: Groups (main group of the peer) that may connect.
+        allow_all_users: Whether everybody may connect who can open the socket.
+        allow_local_paths: Whether clients of a shared daemon may name files of this node, which are read with the
+            daemon's rights and not with theirs. A private daemon always may.
         socket_mode: Permission bits of the socket file.
         max_connections: Clients at once; a node with 8 ranks of 16 workers needs 136.
         max_requests: Unanswered requests of one client.
         max_fetches: Shards fetched at once.
         max_range_requests: Range requests to origins in flight at once.
         range_size: Bytes of one range request.
+        max_transfer_size: Bytes asked of origins and not yet written to disk; bounds the daemon's memory.
         prepare_processes: Processes that index and checksum shards.
         nice: Added to the process's niceness.
         log_level: Name of a logging level.
@@ -52,12 +56,15 @@ class DaemonConfig:
     metrics_port: int = 0
     allowed_uids: tuple[int, ...] = ()
     allowed_gids: tuple[int, ...] = ()
+    allow_all_users: bool = False
+    allow_local_paths: bool = False
     socket_mode: int = 0o600
     max_connections: int = 1024
     max_requests: int = 256
     max_fetches: int = 16
     max_range_requests: int = 32
     range_size: int | str = "8MiB"
+    max_transfer_size: int | str = "256MiB"
     prepare_processes: int = 2
     nice: int = 0
     log_level: str = "INFO"
@@ -67,6 +74,11 @@ class DaemonConfig:
             raise ConfigError(f"cache_size={self.cache_size!r} leaves no room; pass bytes, or leave it out")
         if self.range_bytes < 2**16:
             raise ConfigError(f"range_size={self.range_size!r} is below 64KiB; pass at least that")
+        if self.max_transfer_bytes < self.range_bytes:
+            raise ConfigError(
+                f"max_transfer_size={self.max_transfer_size!r} is below range_size={self.range_size!r}; not one range "
+                "would fit"
+            )
         for name, smallest, largest in (
             ("metrics_port", 0, 65535),
             ("socket_mode", 0, 0o777),
@@ -93,6 +105,11 @@ class DaemonConfig:
     def range_bytes(self) -> int:
         """Bytes of one range request."""
         return parse_size(self.range_size, name="range_size")
+
+    @property
+    def max_transfer_bytes(self) -> int:
+        """Bytes asked of origins and not yet written to disk."""
+        return parse_size(self.max_transfer_size, name="max_transfer_size")
 
     @property
     def socket_path(self) -> Path:
@@ -135,14 +152,22 @@ class DaemonConfig:
         Raises:
             ConfigError: It cannot be read, is no TOML, or breaks a rule.
         """
+        return cls.from_mapping(cls.read(path), source=str(path))
+
+    @staticmethod
+    def read(path: Path) -> dict[str, object]:
+        """The named values in the TOML file ``path``, unchecked.
+
+        Raises:
+            ConfigError: It cannot be read or is no TOML.
+        """
         try:
             with path.open("rb") as file:
-                options = tomllib.load(file)
+                return tomllib.load(file)
         except OSError as error:
             raise ConfigError(f"the configuration {path} cannot be read: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"the configuration {path} is no TOML: {error}") from error
-        return cls.from_mapping(options, source=str(path))
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -150,10 +175,13 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "cache_size": (int, str),
     "socket": (str, Path),
     "private": (bool,),
+    "allow_all_users": (bool,),
+    "allow_local_paths": (bool,),
     "idle_timeout_s": (int, float),
     "allowed_uids": (list, tuple),
     "allowed_gids": (list, tuple),
     "range_size": (int, str),
+    "max_transfer_size": (int, str),
     "log_level": (str,),
 }
 

@@ -68,14 +68,14 @@ def prepare(task: PrepareShard, fd: int) -> tuple[ShardPrepared, int]:
         CorruptShard: The shard is none of its format.
         OSError: The disk does not give the bytes back.
     """
-    from cacheloader.formats import registry
+    from cacheloader.formats.registry import named
     from cacheloader.formats.source import FileSource
 
     if task.size_bytes == 0:
         raise CorruptShard(f"{task.uri} holds no bytes, so it is no {task.format} shard", uri=task.uri)
     crc32c = checksum(fd, task.size_bytes)
     try:
-        index = registry.named(task.format).build_index(FileSource(fd, size_bytes=task.size_bytes), uri=task.uri)
+        index = named(task.format).build_index(FileSource(fd, size_bytes=task.size_bytes), uri=task.uri)
     except OSError as error:
         if error.errno is not None:
             raise
@@ -131,12 +131,12 @@ def serve(sock: socket.socket) -> None:
 
 def main() -> None:
     """Serve on the socket whose descriptor is the first argument."""
-    os.nice(LOWEST_PRIORITY)
-    # What the first shard will need is imported while there is no hurry.
+    # What the first shard will need is imported at once, and before the priority falls: somebody may wait for it.
     import google_crc32c  # noqa: F401
 
-    from cacheloader.formats import registry  # noqa: F401
+    import cacheloader.formats.registry  # noqa: F401
 
+    os.nice(LOWEST_PRIORITY)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         try:
             serve(sock)

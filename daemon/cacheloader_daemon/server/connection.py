@@ -157,7 +157,7 @@ class Connection:
         """Tell the client that the connection is at fault, and close it once it was told or does not listen."""
         if self._is_closed or self._ending:
             return
-        log.warning("closing a connection: %s", error.message)
+        log.info("closing a connection: %s", error.message)
         self._ending = True
         self._arm(self._limits.linger_s, self.close)
         self._outgoing.append(_Outgoing(data=frames.encode(failure(0, error)), fd=None))

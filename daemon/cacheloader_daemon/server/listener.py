@@ -22,7 +22,7 @@ from cacheloader_daemon.server.connection import failure
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def _make_room(path: Path, address: str) -> None:
     raise DaemonUnavailable(f"another daemon listens at {path}; stop it, or choose another socket", uri=str(path))
 
 
-def inherited_from_systemd(environment: dict[str, str], *, pid: int) -> socket.socket | None:
+def inherited_from_systemd(environment: MutableMapping[str, str], *, pid: int) -> socket.socket | None:
     """The listening socket that systemd passed, or ``None``; the variables that say so are taken from ``environment``.
 
     Raises:

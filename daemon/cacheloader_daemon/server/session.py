@@ -12,16 +12,17 @@ from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, ConfigError, DaemonError, ProtocolError
 from cacheloader.protocol import messages
 from cacheloader.protocol.frames import MAX_SPEC_BYTES
-from cacheloader_daemon.server.accesses import map_accesses
+from cacheloader_daemon.accesses import map_accesses
 from cacheloader_daemon.server.connection import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from cacheloader_daemon.datasets import Dataset, Datasets
+    from cacheloader_daemon.datasets import Datasets
     from cacheloader_daemon.lease import ShardLease
     from cacheloader_daemon.runtime import Runtime
     from cacheloader_daemon.server.connection import Connection
+    from cacheloader_daemon.shards import Dataset
 
 log = logging.getLogger(__name__)
 
@@ -192,10 +193,10 @@ class Session:
 
     def _follow(self, request: messages.FollowPlan, fd: int) -> None:
         try:
-            dataset = self._opened("FollowPlan")
+            self._opened("FollowPlan")
             if not 0 <= request.clock <= LARGEST_CLOCK:
                 raise ProtocolError(f"clock {request.clock} is not between 0 and {LARGEST_CLOCK}")
-            accesses = map_accesses(fd, request.num_accesses, num_shards=len(dataset.manifest))
+            accesses = map_accesses(fd, request.num_accesses)
         finally:
             os.close(fd)
         self._runtime.follow(self._session, accesses, clock=request.clock)

@@ -1,0 +1,8 @@
+"""``python -m cacheloader_daemon``."""
+
+import sys
+
+from cacheloader_daemon.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

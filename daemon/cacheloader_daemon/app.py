@@ -1,0 +1,273 @@
+"""The daemon's life: take the directory, build everything, serve, drain, leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import uvloop
+
+import cacheloader
+from cacheloader.errors import QuotaTooSmall
+from cacheloader.origin.environment import forget_store_variables
+from cacheloader.origin.slots import TransferSlots
+from cacheloader.origin.transfer import TransferLimits
+from cacheloader.protocol.messages import Welcome
+from cacheloader.quantity import format_size, parse_size
+from cacheloader_daemon.account import Account
+from cacheloader_daemon.datasets import Datasets
+from cacheloader_daemon.disk import DiskThreads
+from cacheloader_daemon.fetch import Fetcher
+from cacheloader_daemon.lock import DirectoryLock
+from cacheloader_daemon.metrics import MetricsServer
+from cacheloader_daemon.notify import Notifier
+from cacheloader_daemon.plan.machine import Planner
+from cacheloader_daemon.plan.options import PlannerOptions
+from cacheloader_daemon.prepare import Preparers
+from cacheloader_daemon.runtime import Runtime
+from cacheloader_daemon.server.listener import Admission, bind, inherited_from_systemd
+from cacheloader_daemon.server.server import Server
+from cacheloader_daemon.server.session import Session
+from cacheloader_daemon.status import DaemonStatus, as_json, as_metrics
+from cacheloader_daemon.store.store import Store
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from cacheloader_daemon.config import DaemonConfig
+    from cacheloader_daemon.server.connection import Connection
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SHARE = 0.75
+"""Part of what is free that the cache may take if nobody says: the job writes checkpoints and logs there too."""
+
+DRAIN_TIMEOUT_S = 10.0
+"""After this the process ends as it is; the store is made for that."""
+
+QUICK_THREADS = 4
+BULK_THREADS = 4
+"""Enough to keep an NVMe drive's queue busy with 8 MiB writes. A guess."""
+
+DEGRADED_S = 60.0
+"""How long one failure of the disk counts as a sick disk."""
+
+
+def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
+    """Run a daemon until it is told to leave, or was idle for long enough.
+
+    Args:
+        config: How.
+        is_ready: Called once, when clients can connect.
+
+    Raises:
+        CacheUnusable: The cache directory cannot be used.
+        DaemonUnavailable: Another daemon uses it.
+        QuotaTooSmall: The cache may not even hold its own index.
+    """
+    if config.private:
+        forget_store_variables()
+    _raise_descriptor_limit()
+    if config.nice:
+        os.nice(config.nice)
+    os.umask(0o077)
+    with DirectoryLock(config.cache_dir):
+        quota_bytes = _quota_bytes(config)
+        store = Store.open(config.cache_dir, quota_bytes=quota_bytes)
+        try:
+            overhead_bytes = store.overhead_bytes()
+            if overhead_bytes >= quota_bytes:
+                raise QuotaTooSmall(
+                    f"cache_size={quota_bytes} ({format_size(quota_bytes)}) leaves no room for shards: the index, logs "
+                    f"and manifests in {config.cache_dir} take {overhead_bytes} bytes; allow several shards more"
+                )
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_Daemon(config, store, quota_bytes, overhead_bytes).run(is_ready))
+        finally:
+            store.close()
+
+
+def _quota_bytes(config: DaemonConfig) -> int:
+    if config.cache_size != "":
+        return parse_size(config.cache_size, name="cache_size")
+    from cacheloader_daemon.store.space import tree_bytes
+
+    # What the cache holds already is free for it to use; else every restart would shrink it.
+    fd = os.open(config.cache_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        file_system = os.fstatvfs(fd)
+        own_bytes = tree_bytes(".", dir_fd=fd)
+    finally:
+        os.close(fd)
+    return int(DEFAULT_SHARE * (file_system.f_bavail * file_system.f_frsize + own_bytes))
+
+
+def _raise_descriptor_limit() -> None:
+    """Two descriptors travel with every lease and one belongs to every client; the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Daemon:
+    def __init__(self, config: DaemonConfig, store: Store, quota_bytes: int, overhead_bytes: int) -> None:
+        self._config = config
+        self._store = store
+        self._quota_bytes = quota_bytes
+        self._overhead_bytes = overhead_bytes
+        self._account = Account()
+        self._stopping = asyncio.Event()
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def run(self, is_ready: Callable[[], None]) -> None:
+        """Serve, then drain."""
+        self._loop = loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, f"signal {number.name}")
+        notifier = Notifier(os.environ, pid=os.getpid())
+        quick = DiskThreads(QUICK_THREADS, name="disk-quick")
+        bulk = DiskThreads(BULK_THREADS, name="disk-bulk")
+        self._preparers = preparers = Preparers(self._config.prepare_processes)
+        metrics = MetricsServer(
+            metrics=lambda: as_metrics(self._status()), is_ready=lambda: not self._stopping.is_set()
+        )
+        last_resort: asyncio.TimerHandle | None = None
+        datasets: Datasets | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._runtime = runtime = self._build_runtime(tasks, quick, bulk)
+                self._datasets = datasets = Datasets(
+                    runtime=runtime,
+                    store=self._store,
+                    disk=quick,
+                    shards_in_flight=self._config.max_fetches,
+                    allow_local_paths=self._config.private or self._config.allow_local_paths,
+                )
+                if self._config.metrics_port:
+                    await metrics.start(self._config.metrics_port)
+                self._server = server = self._build_server()
+                self._ready_s = loop.time()
+                self._occupancy_changed(0)
+                is_ready()
+                notifier.ready(f"serving {self._config.cache_dir}")
+                notifier.watch(loop, lambda: not self._stopping.is_set())
+                runtime.spawn(preparers.warm())
+                runtime.spawn(asyncio.to_thread(datasets.warm))
+                await self._stopping.wait()  # no deadline: this is the daemon's life
+
+                last_resort = loop.call_later(DRAIN_TIMEOUT_S, _give_up)
+                notifier.stopping()
+                server.close("the daemon is leaving; connect again")
+                runtime.stop()
+        finally:
+            await metrics.aclose()
+            if datasets is not None:
+                await datasets.aclose()
+            await preparers.aclose()
+            quick.close()
+            bulk.close()
+            if last_resort is not None:
+                last_resort.cancel()
+
+    def _build_runtime(self, tasks: asyncio.TaskGroup, quick: DiskThreads, bulk: DiskThreads) -> Runtime:
+        config = self._config
+        planner = Planner(
+            PlannerOptions(quota_bytes=self._quota_bytes, max_fetches=config.max_fetches),
+            resident=[(blob.key, blob.used_bytes) for blob in self._store.resident()],
+            overhead_bytes=self._overhead_bytes,
+        )
+        self._slots = TransferSlots(max_bytes=config.max_transfer_bytes, max_requests=config.max_range_requests)
+        fetcher = Fetcher(
+            store=self._store,
+            preparers=self._preparers,
+            slots=self._slots,
+            limits=TransferLimits(part_bytes=config.range_bytes),
+            quick=quick,
+            bulk=bulk,
+        )
+        return Runtime(planner=planner, fetcher=fetcher, account=self._account, tasks=tasks)
+
+    def _build_server(self) -> Server:
+        config = self._config
+        sock: socket.socket | None = inherited_from_systemd(os.environ, pid=os.getpid())
+        path: Path | None = None
+        if sock is None:
+            path = config.socket_path
+            sock = bind(path, mode=config.socket_mode)
+        uids = frozenset({os.geteuid(), *config.allowed_uids})
+        return Server(
+            sock,
+            path=path,
+            loop=self._loop,
+            admission=Admission(uids=uids, gids=frozenset(config.allowed_gids), anybody=config.allow_all_users),
+            max_connections=config.max_connections,
+            welcome=self._welcome,
+            open_session=self._open_session,
+            occupancy_changed=self._occupancy_changed,
+        )
+
+    def _welcome(self, version: int) -> Welcome:
+        return Welcome(
+            version=version,
+            daemon=f"cacheloader {cacheloader.__version__}",
+            pid=os.getpid(),
+            quota_bytes=self._quota_bytes,
+        )
+
+    def _open_session(self, connection: Connection) -> Session:
+        private = self._config.private
+        return Session(
+            connection,
+            runtime=self._runtime,
+            datasets=self._datasets,
+            max_requests=self._config.max_requests,
+            environment_counts=private,
+            stop=(lambda: self._stop("a client's Stop")) if private else None,
+            status=lambda: as_json(self._status()),
+        )
+
+    def _occupancy_changed(self, num_connections: int) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if num_connections == 0 and self._config.idle_exit_s:
+            self._idle = self._loop.call_later(self._config.idle_exit_s, self._stop, "nobody was connected")
+
+    def _stop(self, why: str) -> None:
+        if not self._stopping.is_set():
+            log.info("leaving: %s", why)
+            self._stopping.set()
+
+    def _status(self) -> DaemonStatus:
+        own = resource.getrusage(resource.RUSAGE_SELF)
+        workers = resource.getrusage(resource.RUSAGE_CHILDREN)
+        account = self._account
+        is_sick = account.disk_trouble_s is not None and self._loop.time() - account.disk_trouble_s < DEGRADED_S
+        return DaemonStatus(
+            version=cacheloader.__version__,
+            pid=os.getpid(),
+            private=self._config.private,
+            cache_dir=str(self._config.cache_dir),
+            uptime_s=self._loop.time() - self._ready_s,
+            cpu_s=own.ru_utime + own.ru_stime,
+            index_cpu_s=workers.ru_utime + workers.ru_stime,
+            connections=self._server.num_connections,
+            degraded=("disk",) if is_sick else (),
+            workers_lost=self._preparers.num_lost,
+            plan=self._runtime.plan_statistics(),
+            transfers=self._slots.statistics(),
+            account=account.record(),
+        )
+
+
+def _give_up() -> None:
+    """The drain hangs, in a system call of a broken disk or mount: end like a crash, which the store allows for."""
+    log.error("the daemon did not drain within %g s and ends as it is", DRAIN_TIMEOUT_S)
+    sys.stderr.flush()
+    os._exit(1)

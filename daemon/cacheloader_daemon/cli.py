@@ -1,0 +1,114 @@
+"""The command line of ``cacheloaderd``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cacheloader.errors import CacheloaderError
+from cacheloader_daemon.config import DaemonConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+log = logging.getLogger(__name__)
+
+MAX_LOG_BYTES = 4 * 2**20
+"""A private daemon's log is emptied at a start when it has grown beyond this; it counts against the quota."""
+
+
+class ReadyLine:
+    """The one line by which a launcher hears how the start went."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    def ready(self) -> None:
+        """Clients can connect."""
+        self._say({"ready": True, "pid": os.getpid()})
+
+    def failed(self, error: CacheloaderError) -> None:
+        """The daemon will not start."""
+        self._say({"error": type(error).__name__, "message": error.message})
+
+    def _say(self, line: dict[str, Any]) -> None:
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        try:
+            os.write(fd, json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            log.warning("whoever started this daemon no longer listens: %s", error)
+        os.close(fd)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a daemon.
+
+    Args:
+        arguments: Of the command line, without the program; ``None`` for those of the process.
+
+    Returns:
+        Exit code: 0 after a regular end, 1 if it could not start, 2 for a wrong command line.
+    """
+    options = _parser().parse_args(arguments)
+    if options.ready_fd is not None:
+        os.set_inheritable(options.ready_fd, False)  # noqa: FBT003
+    ready = ReadyLine(options.ready_fd)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        config = _config(options)
+        logging.getLogger().setLevel(config.log_level)
+        if config.private:
+            _empty_long_log()
+        # Imported late, so that a wrong option is told at once.
+        from cacheloader_daemon.app import serve
+
+        serve(config, is_ready=ready.ready)
+    except CacheloaderError as error:
+        log.error("%s: %s", type(error).__name__, error.message)  # noqa: TRY400
+        ready.failed(error)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cacheloaderd",
+        description="The node daemon of cacheloader: shards from object storage, cached once per node.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options; flags override it")
+    parser.add_argument("--private", action="store_true", default=None, help="serve one user, leave when idle")
+    parser.add_argument("--cache-dir", metavar="DIR", help="directory of the cache; it belongs to the daemon")
+    parser.add_argument(
+        "--cache-size", metavar="SIZE", help="bytes or text such as 200GiB; default: 75%% of free space"
+    )
+    parser.add_argument("--socket", metavar="PATH", help="where clients connect; default: daemon.sock in the directory")
+    parser.add_argument("--idle-timeout", type=float, metavar="SECONDS", dest="idle_timeout_s", help="0 means never")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="loopback port of /metrics and /healthz")
+    parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
+    parser.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line to this descriptor when ready")
+    return parser
+
+
+def _config(options: argparse.Namespace) -> DaemonConfig:
+    flags = {name: value for name, value in vars(options).items() if value is not None}
+    flags.pop("ready_fd", None)
+    path: Path | None = flags.pop("config", None)
+    if path is None:
+        return DaemonConfig.from_mapping(flags, source="the command line")
+    return DaemonConfig.from_mapping({**DaemonConfig.read(path), **flags}, source=str(path))
+
+
+def _empty_long_log() -> None:
+    status = os.fstat(sys.stderr.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size > MAX_LOG_BYTES:
+        os.ftruncate(sys.stderr.fileno(), 0)

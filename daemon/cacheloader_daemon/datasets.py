@@ -1,0 +1,281 @@
+"""Data sets by what clients call them: resolved once at a time, kept for a moment, and shared by all who read them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import mmap
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from cacheloader import fdpass
+from cacheloader.errors import CacheloaderError, ConfigError, DaemonError, DaemonUnavailable, StateMismatch
+from cacheloader.manifest.record import Manifest
+from cacheloader.protocol import frames
+from cacheloader_daemon.shards import Dataset
+from cacheloader_daemon.store.trouble import DiskTrouble
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from cacheloader.origin.base import Origin
+    from cacheloader.protocol.messages import DatasetSpec
+    from cacheloader_daemon.disk import DiskThreads
+    from cacheloader_daemon.runtime import Runtime
+    from cacheloader_daemon.store.store import Store
+
+    Tell = Callable[[str, int, int], None]
+
+log = logging.getLogger(__name__)
+
+REUSE_S = 30.0
+"""The ranks of a node open the same data set within seconds of each other, and list it once. Later openings ask the
+origin again, since it may have got more shards."""
+
+MAX_ORIGINS = 32
+"""Origins kept open; above this, those that no data set needs are closed."""
+
+PROGRESS_INTERVAL_S = 0.1
+HEARTBEAT_S = 5.0
+"""A step that takes long (one large shard) still gives signs of life."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Opening:
+    """One data set being resolved, and everybody who waits for it."""
+
+    outcome: asyncio.Future[Dataset | CacheloaderError]
+    listeners: list[Tell] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    told_s: float = 0.0
+
+    def tell(self, stage: str, done: int, total: int, *, now_s: float) -> None:
+        """Pass progress on, but not more often than somebody can look at it."""
+        is_news = stage != self.stage or (done == total and done != self.done)
+        self.stage, self.done, self.total = stage, done, total
+        if is_news or now_s - self.told_s >= PROGRESS_INTERVAL_S:
+            self.repeat(now_s=now_s)
+
+    def repeat(self, *, now_s: float) -> None:
+        """Tell the latest state again."""
+        self.told_s = now_s
+        if self.stage:
+            for listener in list(self.listeners):
+                listener(self.stage, self.done, self.total)
+
+
+class Datasets:
+    """Opens data sets.
+
+    Args:
+        runtime: Runs the work, and brings shards that have to be counted.
+        store: Keeps manifests and sample counts.
+        disk: Threads for asking it.
+        shards_in_flight: Shards fetched at once in a scan.
+        allow_local_paths: Whether clients may name files, which are read with the daemon's rights.
+    """
+
+    def __init__(
+        self, *, runtime: Runtime, store: Store, disk: DiskThreads, shards_in_flight: int, allow_local_paths: bool
+    ) -> None:
+        self._allow_local_paths = allow_local_paths
+        self._runtime = runtime
+        self._store = store
+        self._disk = disk
+        self._shards_in_flight = shards_in_flight
+        self._loop = asyncio.get_running_loop()
+        self._origins: dict[str, Origin] = {}
+        self._openings: dict[str, _Opening] = {}
+        self._recent: dict[str, Dataset] = {}
+        self._known: WeakValueDictionary[tuple[str, int], Dataset] = WeakValueDictionary()
+
+    async def open(self, block: bytes, *, digest: str, environment_counts: bool, progress: Tell) -> Dataset:
+        """The data set that an encoded ``DatasetSpec`` describes.
+
+        Args:
+            block: The spec, as the client sent it.
+            digest: The manifest that the client knows, "" if none.
+            environment_counts: Whether the spec's own environment is used (else the daemon's is).
+            progress: Called with (stage, done, total).
+
+        Raises:
+            StateMismatch: ``digest`` was given and the data set has another manifest now.
+            CacheloaderError: As the origin, the data or the spec has it.
+        """
+        name = f"{hashlib.blake2b(block, digest_size=16).hexdigest()}/{digest}"
+        dataset = self._recent.get(name)
+        if dataset is not None:
+            return dataset
+        opening = self._openings.get(name)
+        if opening is None:
+            opening = self._openings[name] = _Opening(outcome=self._loop.create_future())
+            resolve = partial(self._resolve, opening, block, digest, environment_counts=environment_counts)
+            opening.task = self._runtime.spawn(self._settle(name, opening, resolve))
+        opening.listeners.append(progress)
+        try:
+            outcome = await asyncio.shield(opening.outcome)
+        finally:
+            opening.listeners.remove(progress)
+            if not opening.listeners and not opening.outcome.done() and opening.task is not None:
+                # Nobody is left who wants to know. Who comes from now on begins anew.
+                opening.task.cancel()
+                self._forget(name, opening)
+        if isinstance(outcome, CacheloaderError):
+            raise outcome
+        return outcome
+
+    async def manifest_fd(self, dataset: Dataset) -> int:
+        """A fresh read-only descriptor of the data set's manifest, for one client; the caller closes it."""
+        digest = dataset.manifest.digest
+        try:
+            fd = await self._disk.take(lambda: self._store.open_manifest(digest), discard=_close)
+        except DiskTrouble as error:
+            log.warning("manifest %s cannot be opened: %s", digest, error)
+            fd = None
+        return fd if fd is not None else fdpass.sealed_memory_file("manifest", dataset.manifest.to_bytes())
+
+    @staticmethod
+    def warm() -> None:
+        """Import what the first opening will need; takes a moment, so call it on a thread."""
+        import cacheloader.manifest.resolve
+        import cacheloader.origin.open
+        import cacheloader_daemon.counting  # noqa: F401
+
+    async def aclose(self) -> None:
+        """Close all origins; calling it again does nothing."""
+        origins, self._origins = list(self._origins.values()), {}
+        for origin in origins:
+            await origin.aclose()
+
+    async def _settle(self, name: str, opening: _Opening, resolve: Callable[[], Awaitable[Dataset]]) -> None:
+        """Resolve, and tell the outcome to all who wait, whatever it is."""
+        heart = self._runtime.spawn(self._beat(opening))
+        outcome: Dataset | CacheloaderError = DaemonUnavailable("the daemon is leaving")
+        try:
+            outcome = await resolve()
+            self._recent[name] = outcome
+            self._loop.call_later(REUSE_S, self._recent.pop, name, None)
+        except CacheloaderError as error:
+            outcome = error
+        except Exception as error:
+            # The outer edge of a task: those who wait have to hear of it.
+            log.exception("opening a data set met a defect")
+            outcome = DaemonError(f"the daemon met a defect ({error!r}); its log has the traceback")
+        finally:
+            heart.cancel()
+            self._forget(name, opening)
+            opening.outcome.set_result(outcome)
+
+    def _forget(self, name: str, opening: _Opening) -> None:
+        if self._openings.get(name) is opening:
+            del self._openings[name]
+
+    async def _beat(self, opening: _Opening) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            opening.repeat(now_s=self._loop.time())
+
+    async def _resolve(self, opening: _Opening, block: bytes, digest: str, *, environment_counts: bool) -> Dataset:
+        # Imported late: a daemon is ready before anybody has named a data set.
+        from cacheloader.manifest.resolve import resolve
+        from cacheloader_daemon.counting import CacheCounter
+
+        def tell(stage: str, done: int, total: int) -> None:
+            opening.tell(stage, done, total, now_s=self._loop.time())
+
+        spec = await asyncio.to_thread(frames.decode_spec, block)
+        origin = self._origin(spec, environment_counts=environment_counts)
+        if digest:
+            kept = await self._kept(digest)
+            if kept is not None and kept.origin_id == origin.origin_id:
+                return await self._dataset(kept, origin)
+        counter = CacheCounter(
+            origin,
+            format_name=spec.format,
+            runtime=self._runtime,
+            store=self._store,
+            disk=self._disk,
+            shards_in_flight=self._shards_in_flight,
+        )
+        manifest = await resolve(spec, origin, counter, progress=tell)
+        if digest and manifest.digest != digest:
+            raise StateMismatch(
+                f"the data set at {spec.urls[0]} is not the one that was expected: its manifest is {manifest.digest} "
+                f"now ({len(manifest)} shards, {manifest.total_samples} samples) and {digest} was asked for; put the "
+                "shards back as they were, or start a new run",
+                uri=spec.urls[0],
+            )
+        try:
+            await self._disk.run(self._store.put_manifest, manifest.digest, manifest.to_bytes())
+        except DiskTrouble as error:
+            log.warning("manifest %s is not kept: %s", manifest.digest, error)
+        self._runtime.measure_overhead()
+        return await self._dataset(manifest, origin)
+
+    async def _kept(self, digest: str) -> Manifest | None:
+        try:
+            fd = await self._disk.take(lambda: self._store.open_manifest(digest), discard=_close)
+        except DiskTrouble as error:
+            log.warning("manifest %s cannot be opened: %s", digest, error)
+            return None
+        if fd is None:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            manifest = Manifest.from_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        return manifest if manifest.digest == digest else None
+
+    async def _dataset(self, manifest: Manifest, origin: Origin) -> Dataset:
+        """The one object for this manifest at this origin: sessions that share it share the planner's tables."""
+        name = (manifest.digest, id(origin))
+        dataset = self._known.get(name)
+        if dataset is None:
+            dataset = await asyncio.to_thread(Dataset, manifest, origin, reserve_bytes=self._store.reserve_bytes)
+            dataset = self._known.setdefault(name, dataset)
+        return dataset
+
+    def _origin(self, spec: DatasetSpec, *, environment_counts: bool) -> Origin:
+        from cacheloader.manifest.locate import store_of_all
+        from cacheloader.origin.location import canonical_url, scheme_of
+        from cacheloader.origin.open import open_origin
+
+        store = store_of_all(canonical_url(url) for url in spec.urls[:1])
+        if scheme_of(store) == "file" and not self._allow_local_paths:
+            raise ConfigError(
+                f"this daemon is shared and reads no local paths for its clients, such as {spec.urls[0]}; its "
+                "configuration can allow it (allow_local_paths)",
+                uri=spec.urls[0],
+            )
+        environment = spec.environment if environment_counts else None
+        identity = json.dumps([store, spec.storage_options, environment], sort_keys=True, default=repr)
+        # Options hold secrets; what names them must not.
+        name = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        origin = self._origins.get(name)
+        if origin is None:
+            self._close_idle_origins()
+            origin = self._origins[name] = open_origin(
+                store, storage_options=spec.storage_options, environment=environment
+            )
+        return origin
+
+    def _close_idle_origins(self) -> None:
+        """A daemon that lives for months meets many credentials."""
+        if len(self._origins) < MAX_ORIGINS or len(self._openings) > 1:
+            return
+        used = {id(dataset.origin) for dataset in self._known.values()}
+        for name, origin in list(self._origins.items()):
+            if id(origin) not in used:
+                del self._origins[name]
+                self._runtime.spawn(origin.aclose())
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)

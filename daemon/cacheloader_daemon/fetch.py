@@ -1,0 +1,209 @@
+"""Bringing one shard, into the store or past a broken disk into memory, and handing out what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from cacheloader import fdpass
+from cacheloader.formats.base import index_samples
+from cacheloader.origin.slots import Urgency
+from cacheloader.origin.transfer import transfer
+from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
+from cacheloader_daemon.prepare import DiskReadFailed
+from cacheloader_daemon.store.trouble import DiskTrouble
+
+if TYPE_CHECKING:
+    from cacheloader.origin.base import Bytes
+    from cacheloader.origin.slots import TransferSlots
+    from cacheloader.origin.transfer import TransferLimits
+    from cacheloader_daemon.disk import DiskThreads
+    from cacheloader_daemon.prepare import Prepared, Preparers
+    from cacheloader_daemon.shards import ShardSource
+    from cacheloader_daemon.store.incoming import Incoming
+    from cacheloader_daemon.store.store import Store
+
+log = logging.getLogger(__name__)
+
+MAX_MEMORY_FETCHES = 4
+"""Shards brought into memory at once: each takes its whole size until its last reader lets go of it."""
+
+
+class Fetcher:
+    """Carries bytes. What may wait for the disk runs on threads: bulk writes on some, everything short on others.
+
+    Args:
+        store: Where blobs lie.
+        preparers: Index and checksum shards.
+        slots: The budget that all transfers of the process share.
+        limits: Width and deadlines of one transfer.
+        quick: Threads for calls that a reader waits for.
+        bulk: Threads for writes.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        preparers: Preparers,
+        slots: TransferSlots,
+        limits: TransferLimits,
+        quick: DiskThreads,
+        bulk: DiskThreads,
+    ) -> None:
+        self._store = store
+        self._preparers = preparers
+        self._slots = slots
+        self._limits = limits
+        self._quick = quick
+        self._bulk = bulk
+        self._urgencies: dict[bytes, Urgency] = {}
+        self._memory_fetches = asyncio.Semaphore(MAX_MEMORY_FETCHES)
+
+    def promote(self, key: bytes) -> None:
+        """Somebody waits for a shard that is being fetched ahead."""
+        urgency = self._urgencies.get(key)
+        if urgency is not None:
+            urgency.demanded = True
+
+    async def into_store(self, source: ShardSource, *, is_demand: bool) -> int:
+        """Bring a shard into the store, whole and indexed, or leave nothing.
+
+        Returns:
+            Bytes that it takes on disk.
+
+        Raises:
+            DiskTrouble: The cache's disk is at fault.
+            OriginError: The origin is.
+            DatasetError: The shard is not what it should be.
+        """
+        urgency = self._urgencies[source.key] = Urgency(demanded=is_demand)
+        begun: list[Incoming] = []
+
+        def begin() -> None:
+            # Noted on the thread: a task that is cancelled meanwhile still has to undo it.
+            begun.append(self._store.begin(source.key, size_bytes=source.info.size_bytes))
+
+        try:
+            await self._quick.run(begin)
+            incoming = begun[0]
+
+            async def write_at(offset: int, body: Bytes) -> None:
+                await self._bulk.run(incoming.write_at, offset, body)
+
+            await transfer(
+                source.origin, source.info, write_at, limits=self._limits, slots=self._slots, urgency=urgency
+            )
+            prepared = await self._prepare(source, incoming.fd)
+            try:
+                used_bytes = await self._quick.run(_commit, incoming, prepared)
+            finally:
+                prepared.close()
+            begun.clear()
+        except DiskReadFailed as error:
+            raise DiskTrouble(*error.args) from error
+        finally:
+            del self._urgencies[source.key]
+            for incoming in begun:
+                await self._quick.run(incoming.abort)
+        return used_bytes
+
+    async def into_memory(self, source: ShardSource) -> ShardLease:
+        """Bring a shard into a memory file that nobody can change.
+
+        Raises:
+            OriginError: The origin is at fault.
+            DatasetError: The shard is not what it should be.
+        """
+        async with self._memory_fetches:
+            data_fd = os.memfd_create("shard", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                os.ftruncate(data_fd, source.info.size_bytes)
+
+                async def write_at(offset: int, body: Bytes) -> None:
+                    await self._bulk.run(_write_whole, data_fd, offset, body)
+
+                await transfer(
+                    source.origin,
+                    source.info,
+                    write_at,
+                    limits=self._limits,
+                    slots=self._slots,
+                    urgency=Urgency(demanded=True),
+                )
+                fdpass.seal(data_fd)
+                prepared = await self._prepare(source, data_fd)
+            except BaseException:
+                os.close(data_fd)
+                raise
+        return ShardLease(
+            data_fd=data_fd,
+            index_fd=prepared.index_fd,
+            size_bytes=source.info.size_bytes,
+            index_bytes=prepared.index_bytes,
+            source="memory",
+            index_head=os.pread(prepared.index_fd, SAMPLE_COUNT_BYTES, 0),
+        )
+
+    async def lease(self, key: bytes, *, source: str) -> ShardLease:
+        """Open a blob.
+
+        Raises:
+            KeyError: It is gone or damaged.
+            DiskTrouble: It cannot be opened for another reason.
+        """
+
+        def open_blob() -> ShardLease:
+            blob = self._store.lease(key)
+            return ShardLease(
+                data_fd=blob.data_fd,
+                index_fd=blob.index_fd,
+                size_bytes=blob.size_bytes,
+                index_bytes=blob.index_bytes,
+                source=source,
+                index_head=os.pread(blob.index_fd, SAMPLE_COUNT_BYTES, 0),
+            )
+
+        return await self._quick.take(open_blob, discard=ShardLease.close)
+
+    async def evict(self, key: bytes) -> None:
+        """Unlink a blob.
+
+        Raises:
+            DiskTrouble: It cannot be unlinked.
+        """
+        await self._quick.run(self._store.evict, key)
+
+    async def overhead_bytes(self) -> int:
+        """What the cache directory holds besides blobs and downloads.
+
+        Raises:
+            DiskTrouble: It cannot be measured.
+        """
+        return await self._quick.run(self._store.overhead_bytes)
+
+    async def _prepare(self, source: ShardSource, fd: int) -> Prepared:
+        info = source.info
+        prepared = await self._preparers.prepare(
+            fd, format_name=source.format, uri=info.uri, size_bytes=info.size_bytes
+        )
+        count = index_samples(os.pread(prepared.index_fd, SAMPLE_COUNT_BYTES, 0))
+        try:
+            await self._quick.run(self._store.remember_samples, source.key, count)
+        except DiskTrouble as error:
+            log.warning("the sample count of %s is not kept: %s", info.uri, error)
+        return prepared
+
+
+def _commit(incoming: Incoming, prepared: Prepared) -> int:
+    return incoming.commit(prepared.read_index(), prepared.crc32c)
+
+
+def _write_whole(fd: int, offset: int, body: Bytes) -> None:
+    view = memoryview(body).cast("B")
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
