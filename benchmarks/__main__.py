@@ -1,0 +1,93 @@
+"""``python -m benchmarks``: run a scenario and write its report."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import environment
+from benchmarks.harness.report import Report
+from benchmarks.harness.runner import ROOT, RunFailed, Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.scenarios.scenario import Scenario
+
+SCENARIOS = {"two-epochs": "benchmarks.scenarios.two_epochs"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run; 0 if all contestants delivered what they should, 1 if one failed, 2 for a wrong command line."""
+    options = _parser().parse_args(arguments)
+    scenario: Scenario = import_module(SCENARIOS[options.scenario]).SCENARIO
+    chosen = [label for label in scenario.labels if not options.only or any(part in label for part in options.only)]
+    if not chosen:
+        print(f"--only matches none of: {'; '.join(scenario.labels)}", file=sys.stderr)
+        return 2
+    work = options.work or ROOT / ".bench"
+    work.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{options.scenario}-", dir=work))
+    surroundings = environment.describe(folder, repository=ROOT)
+    try:
+        _say(f"preparing {options.scenario} (data set and store)")
+        with scenario.prepare(folder / "scenario", small=options.small) as prepared:
+            entries = [entry for entry in prepared.entries if entry.label in chosen]
+            runner = Runner(
+                folder / "runs",
+                before_each=prepared.before_each,
+                timeout_s=options.timeout,
+                calm_timeout_s=0 if options.small else options.calm_timeout,
+                say=_say,
+            )
+            rounds = runner.run(entries, repeats=options.repeats)
+        report = Report(
+            theme=scenario.theme + ("-small" if options.small else ""),
+            machine=options.machine,
+            date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+            environment=surroundings | {"load_after": list(os.getloadavg())},
+            parameters=prepared.parameters,
+            rounds=rounds,
+            comparisons=prepared.comparisons,
+            notes=prepared.notes,
+        )
+        for path in report.write(options.output):
+            _say(f"wrote {path}")
+        for comparison, ratio in report.ratios():
+            target = "" if comparison.target is None else f" (target {comparison.target:g})"
+            _say(f"{comparison.name}: {ratio.median:.2f} [{ratio.least:.2f}–{ratio.most:.2f}]{target}")
+    except RunFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run a scenario and write its report.")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="two-epochs")
+    parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--small", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="contestants whose name contains TEXT")
+    parser.add_argument("--machine", default=f"{len(os.sched_getaffinity(0))}-core-vm", help="its name in the report")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "reports", help="where reports go")
+    parser.add_argument("--work", type=Path, help="directory on the disk under test (default .bench)")
+    parser.add_argument("--timeout", type=float, default=300.0, help="longest time of one run, in seconds")
+    parser.add_argument("--calm-timeout", type=float, default=20.0, help="longest wait for a calm machine before a run")
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

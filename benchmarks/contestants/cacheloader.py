@@ -1,0 +1,84 @@
+"""The product, as a user would write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from benchmarks.harness.contestant import Task
+    from benchmarks.harness.meter import PhaseClock
+
+SEED = 17
+FIELD = "bin"
+
+
+class CacheloaderLoader:
+    """``cl.DataLoader`` over a ``cl.RemoteDataset`` with a private daemon in the run's own directory."""
+
+    is_cached = True
+
+    def __init__(self) -> None:
+        self._cache_dir: Path | None = None
+        self._workers = 0
+
+    def prepare(self, task: Task) -> None:
+        """Import."""
+        import cacheloader
+
+        self._workers = task.num_workers
+        _ = cacheloader.RemoteDataset, cacheloader.DataLoader  # exported lazily
+
+    def open(self, task: Task, clock: PhaseClock) -> Iterable[Any]:
+        """Start the daemon, resolve the data set, make the loader."""
+        import cacheloader as cl
+
+        origin = task.origin()
+        self._cache_dir = Path(task.folder, "cache")
+        dataset = cl.RemoteDataset(
+            f"s3://{origin.bucket}/{origin.prefix}",
+            seed=SEED,
+            storage_options={
+                "key": origin.key,
+                "secret": origin.secret,
+                "endpoint_url": origin.endpoint_url,
+                "client_kwargs": {"region_name": origin.region},
+            },
+            cache_dir=self._cache_dir,
+            cache_size=4 * sum(task.shard_bytes),
+        )
+        clock.mark("data_set_open_s")
+        loader: Iterable[Any] = cl.DataLoader(
+            dataset,
+            batch_size=task.batch_size,
+            num_workers=task.num_workers,
+            persistent_workers=task.num_workers > 0,
+        )
+        return loader
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Samples and payload bytes."""
+        payloads = batch[FIELD]
+        return len(payloads), sum(map(len, payloads))
+
+    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
+        """Key and payload of each sample."""
+        return zip(batch["__key__"], batch[FIELD], strict=True)
+
+    def close(self) -> None:
+        """Stop the daemon."""
+        from cacheloader.transport import embedded
+
+        if self._cache_dir is not None:
+            embedded.stop_daemon(self._cache_dir)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """How it was set up."""
+        return {
+            "loader": "cl.DataLoader(RemoteDataset), defaults, private daemon, shuffled",
+            "workers": f"{self._workers}, persistent",
+            "batch": "default collate: dict of lists of bytes",
+        }

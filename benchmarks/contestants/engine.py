@@ -1,0 +1,93 @@
+"""Ceiling of a cold epoch: the product's own engine, parallel ranged GETs to files, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.harness.contestant import Task
+    from benchmarks.harness.measurement import Measurement
+    from benchmarks.harness.meter import Meter
+
+
+class Engine:
+    """obstore under uvloop, as the daemon uses it.
+
+    Args:
+        range_bytes: Bytes of one request, the daemon's default if not given.
+        concurrency: Requests in flight, the daemon's default if not given.
+    """
+
+    def __init__(self, *, range_bytes: int | None = None, concurrency: int | None = None) -> None:
+        from cacheloader_daemon.config import DaemonConfig
+
+        defaults = DaemonConfig(cache_dir=Path("/"))
+        self._range_bytes = range_bytes or defaults.range_bytes
+        self._concurrency = concurrency or defaults.max_range_requests
+
+    def prepare(self, task: Task) -> None:
+        """Import the engine."""
+        import obstore.store
+        import uvloop
+
+        origin = task.origin()
+        self._loop = uvloop.new_event_loop()
+        self._store = obstore.store.S3Store(
+            origin.bucket,
+            endpoint=origin.endpoint_url,
+            access_key_id=origin.key,
+            secret_access_key=origin.secret,
+            region=origin.region,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+        )
+
+    def run(self, task: Task, meter: Meter) -> Measurement:
+        """One cold epoch: every shard to a file."""
+        paths = [Path(task.folder, name) for name in task.shard_names]
+        with meter.phase("cold", page_cache="no files; the store's files in memory") as clock:
+            self._loop.run_until_complete(self._download(task, paths))
+            clock.add(samples=task.expected.samples, size_bytes=task.expected.size_bytes)
+            clock.end_epoch()
+        meter.verify(_samples(paths))
+        return meter.measurement(
+            {
+                "engine": "obstore get_range_async under uvloop, os.pwrite in threads",
+                "range bytes": self._range_bytes,
+                "requests in flight": self._concurrency,
+            }
+        )
+
+    async def _download(self, task: Task, paths: list[Path]) -> None:
+        gate = asyncio.Semaphore(self._concurrency)
+        prefix = task.origin().prefix
+        descriptors = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) for path in paths]
+        async with asyncio.TaskGroup() as group:
+            for descriptor, name, size_bytes in zip(descriptors, task.shard_names, task.shard_bytes, strict=True):
+                for start in range(0, size_bytes, self._range_bytes):
+                    stop = min(start + self._range_bytes, size_bytes)
+                    group.create_task(self._fetch(gate, descriptor, prefix + name, start, stop))
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    async def _fetch(self, gate: asyncio.Semaphore, descriptor: int, key: str, start: int, stop: int) -> None:
+        import obstore
+
+        async with gate:
+            body: Any = await obstore.get_range_async(self._store, key, start=start, end=stop)
+            await asyncio.to_thread(os.pwrite, descriptor, body, start)
+
+
+def _samples(paths: list[Path]) -> Iterator[tuple[str, bytes]]:
+    for path in paths:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                file = tar.extractfile(member)
+                assert file is not None
+                yield member.name.partition(".")[0], file.read()

@@ -1,0 +1,154 @@
+"""What one run of one contestant showed, in plain types that go through JSON unchanged."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How much was delivered, and which.
+
+    Attributes:
+        samples: Number of samples.
+        size_bytes: Bytes of their payload, keys not counted.
+        checksum: Sum over all samples of a checksum of key and payload, modulo 2**64: the same for every order, another
+            one if a sample is missing, repeated, damaged or under a wrong key. 0 where only counts were taken.
+    """
+
+    samples: int
+    size_bytes: int
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSeconds:
+    """CPU time by who used it, user and system, in seconds.
+
+    Attributes:
+        client: The process that iterates, its workers, and what they started.
+        daemon: Processes of a session of their own that the client started.
+        server: The object store.
+        other: Everything else on the machine, kernel threads included.
+        steal: Time that the hypervisor gave to somebody else.
+    """
+
+    client: float
+    daemon: float
+    server: float
+    other: float
+    steal: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """Peak resident size of single processes, in bytes; pages that processes share are counted in each of them.
+
+    Attributes:
+        main: The process that iterates.
+        worker: The largest of its workers, 0 without workers.
+        daemon: All daemon processes together.
+    """
+
+    main: int
+    worker: int
+    daemon: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One timed part of a run.
+
+    Attributes:
+        name: ``"cold"``, ``"warm"``, ``"disk"``.
+        samples: Delivered in all epochs of the phase.
+        size_bytes: Their payload.
+        wall_s: From before the first action to the last sample.
+        epoch_s: Wall time of each epoch; the first one includes opening.
+        first_batch_s: From the start of the phase to the first batch, if it came in batches.
+        fetch_p50_s: Median time inside ``next()``.
+        fetch_p99_s: 99th percentile of it.
+        marks: Other moments, in seconds from the start of the phase.
+        cpu_s: Who computed.
+        peak_memory_bytes: Who held what.
+        origin_bytes: Bytes of object bodies that the store sent meanwhile, by its own count; ``None`` if not counted.
+        page_cache: Which files the kernel held in memory when the phase began.
+    """
+
+    name: str
+    samples: int
+    size_bytes: int
+    wall_s: float
+    epoch_s: list[float]
+    first_batch_s: float | None
+    fetch_p50_s: float | None
+    fetch_p99_s: float | None
+    marks: dict[str, float]
+    cpu_s: CpuSeconds
+    peak_memory_bytes: PeakMemory
+    origin_bytes: int | None
+    page_cache: str
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples delivered per second of wall time."""
+        return self.samples / self.wall_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Payload bytes delivered per second of wall time."""
+        return self.size_bytes / self.wall_s
+
+    @property
+    def steady_samples_per_s(self) -> float | None:
+        """Rate of one cold epoch after its first batch, ``None`` where the phase has no first batch."""
+        if self.first_batch_s is None or len(self.epoch_s) != 1 or self.wall_s <= self.first_batch_s:
+            return None
+        first = self.marks.get("first_batch_samples", 0)
+        return (self.samples - first) / (self.wall_s - self.first_batch_s)
+
+    @property
+    def origin_bytes_per_payload_byte(self) -> float | None:
+        """How much the store sent for each byte that was delivered."""
+        return None if self.origin_bytes is None else self.origin_bytes / self.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One run of one contestant.
+
+    Attributes:
+        phases: In the order in which they ran.
+        verified: What an untimed pass delivered, compared with what was packed.
+        configuration: How the contestant was set up, for the report.
+        busy_cores_before: Cores in use by anything, just before the run.
+    """
+
+    phases: list[Phase]
+    verified: Tally
+    configuration: dict[str, Any] = field(default_factory=dict)
+    busy_cores_before: float = 0.0
+
+    def phase(self, name: str) -> Phase | None:
+        """The phase of that name, if the run had one."""
+        return next((phase for phase in self.phases if phase.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """The inverse of ``to_dict``."""
+        phases = [
+            Phase(
+                **{
+                    **phase,
+                    "cpu_s": CpuSeconds(**phase["cpu_s"]),
+                    "peak_memory_bytes": PeakMemory(**phase["peak_memory_bytes"]),
+                }
+            )
+            for phase in fields["phases"]
+        ]
+        return cls(**{**fields, "phases": phases, "verified": Tally(**fields["verified"])})

@@ -1,0 +1,233 @@
+"""The report: JSON with every repeat, and Markdown for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.statistics import Spread, pairwise_ratio, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from benchmarks.harness.measurement import Measurement, Phase
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A ratio of two rates that the scenario is about.
+
+    Attributes:
+        name: What it says.
+        over: (label, phase) above the line.
+        under: (label, phase) below it.
+        target: Least acceptable ratio, ``None`` if it is only shown.
+    """
+
+    name: str
+    over: tuple[str, str]
+    under: tuple[str, str]
+    target: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that a run of a scenario showed.
+
+    Attributes:
+        theme: Name of the scenario.
+        machine: What the machine is called in public.
+        date: ISO date.
+        environment: From ``environment.describe``.
+        parameters: Of the scenario.
+        rounds: One mapping from label to measurement for each round.
+        comparisons: Ratios to compute within each round.
+        notes: Sentences for the reader: method, states of caches, what to keep in mind.
+    """
+
+    theme: str
+    machine: str
+    date: str
+    environment: dict[str, Any]
+    parameters: dict[str, Any]
+    rounds: Sequence[dict[str, Measurement]]
+    comparisons: Sequence[Comparison]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def stem(self) -> str:
+        """File name without suffix."""
+        return f"{self.theme}_{self.machine}_{self.date}"
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Write both files.
+
+        Returns:
+            Paths of JSON and Markdown.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        data, text = folder / f"{self.stem}.json", folder / f"{self.stem}.md"
+        data.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        text.write_text(self.markdown())
+        return data, text
+
+    def ratios(self) -> list[tuple[Comparison, Spread]]:
+        """The comparisons whose contestants both ran."""
+        found = []
+        for comparison in self.comparisons:
+            over = self._phases(*comparison.over)
+            under = self._phases(*comparison.under)
+            if over and under:
+                rates = [phase.samples_per_s for phase in over], [phase.samples_per_s for phase in under]
+                found.append((comparison, pairwise_ratio(*rates)))
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types: every repeat, then what was made of them."""
+        return {
+            "schema": SCHEMA,
+            "theme": self.theme,
+            "machine": self.machine,
+            "date": self.date,
+            "environment": self.environment,
+            "parameters": self.parameters,
+            "ratios": [
+                {
+                    "name": comparison.name,
+                    "over": list(comparison.over),
+                    "under": list(comparison.under),
+                    "target": comparison.target,
+                    "median": ratio.median,
+                    "least": ratio.least,
+                    "most": ratio.most,
+                }
+                for comparison, ratio in self.ratios()
+            ],
+            "notes": list(self.notes),
+            "rounds": [
+                {label: measurement.to_dict() for label, measurement in measured.items()} for measured in self.rounds
+            ],
+        }
+
+    def markdown(self) -> str:
+        """The report for people."""
+        lines = [f"# {self.theme} on {self.machine}, {self.date}", ""]
+        lines += [f"Medians of {len(self.rounds)} interleaved rounds, with the range in brackets.", ""]
+        lines += self._ratio_table()
+        for phase in self._phase_names():
+            lines += ["", f"## {phase}", "", *self._phase_table(phase), "", *self._cost_table(phase)]
+        lines += ["", "## Contestants", "", *self._configurations()]
+        lines += ["", "## Method", "", *(f"- {note}" for note in self.notes)]
+        lines += ["", "## Environment", "", *_listing(self.environment), *_listing(self.parameters)]
+        return "\n".join(lines) + "\n"
+
+    def _labels(self) -> list[str]:
+        return list(self.rounds[0]) if self.rounds else []
+
+    def _phases(self, label: str, name: str) -> list[Phase]:
+        found = [measured[label].phase(name) for measured in self.rounds if label in measured]
+        return [phase for phase in found if phase is not None]
+
+    def _phase_names(self) -> list[str]:
+        names: dict[str, None] = {}
+        for label in self._labels():
+            names |= dict.fromkeys(phase.name for phase in self.rounds[0][label].phases)
+        return list(names)
+
+    def _ratio_table(self) -> list[str]:
+        rows = []
+        for comparison, ratio in self.ratios():
+            verdict = ""
+            if comparison.target is not None:
+                verdict = "met" if ratio.median >= comparison.target else "**missed**"
+            target = "" if comparison.target is None else f"≥ {comparison.target:g}"
+            rows.append([comparison.name, _ranged(ratio, ".2f"), target, verdict])
+        return _table(["ratio", "measured", "target", ""], rows)
+
+    def _phase_table(self, name: str) -> list[str]:
+        def milliseconds(figure: Callable[[Phase], float | None]) -> Callable[[Phase], float | None]:
+            return lambda phase: None if (value := figure(phase)) is None else value * 1e3
+
+        columns: list[tuple[str, Callable[[Phase], float | None], str]] = [
+            ("samples/s", lambda phase: phase.samples_per_s, ",.0f"),
+            ("MB/s", lambda phase: phase.bytes_per_s / 1e6, ",.0f"),
+            ("first batch s", lambda phase: phase.first_batch_s, ".2f"),
+            ("after it, samples/s", lambda phase: phase.steady_samples_per_s, ",.0f"),
+            ("fetch p50 ms", milliseconds(lambda phase: phase.fetch_p50_s), ".2f"),
+            ("fetch p99 ms", milliseconds(lambda phase: phase.fetch_p99_s), ".2f"),
+            ("origin bytes / payload", lambda phase: phase.origin_bytes_per_payload_byte, ".3f"),
+        ]
+        return self._table_of(name, columns)
+
+    def _cost_table(self, name: str) -> list[str]:
+        def per_gigabyte(seconds: float, phase: Phase) -> float:
+            return seconds / (phase.size_bytes / 1e9)
+
+        columns: list[tuple[str, Callable[[Phase], float | None], str]] = [
+            ("client CPU s/GB", lambda phase: per_gigabyte(phase.cpu_s.client, phase), ".2f"),
+            ("daemon CPU s/GB", lambda phase: per_gigabyte(phase.cpu_s.daemon, phase), ".2f"),
+            ("server CPU s/GB", lambda phase: per_gigabyte(phase.cpu_s.server, phase), ".2f"),
+            ("others, cores", lambda phase: phase.cpu_s.other / phase.wall_s, ".2f"),
+            ("RSS main MB", lambda phase: phase.peak_memory_bytes.main / 1e6, ",.0f"),
+            ("RSS worker MB", lambda phase: phase.peak_memory_bytes.worker / 1e6, ",.0f"),
+            ("RSS daemon MB", lambda phase: phase.peak_memory_bytes.daemon / 1e6, ",.0f"),
+        ]
+        return self._table_of(name, columns)
+
+    def _table_of(self, name: str, columns: list[tuple[str, Callable[[Phase], float | None], str]]) -> list[str]:
+        rows = []
+        for label in self._labels():
+            phases = self._phases(label, name)
+            if not phases:
+                continue
+            cells = [label]
+            for _, figure, form in columns:
+                values = [value for phase in phases if (value := figure(phase)) is not None]
+                cells.append(_ranged(spread(values), form) if values else "–")
+            rows.append(cells)
+        return _table(["contestant", *(heading for heading, _, _ in columns)], rows)
+
+    def _configurations(self) -> list[str]:
+        lines = []
+        for label in self._labels():
+            measurement = self.rounds[0][label]
+            settings = "; ".join(f"{name}: {value}" for name, value in measurement.configuration.items())
+            caches = "; ".join(f"{phase.name}: {phase.page_cache}" for phase in measurement.phases)
+            marks = "; ".join(
+                f"{mark} {spread([phase.marks[mark] for phase in found]).median:.3f} s"
+                for name in self._phase_names()
+                for mark in sorted({mark for phase in self._phases(label, name) for mark in phase.marks})
+                if mark.endswith("_s") and (found := [p for p in self._phases(label, name) if mark in p.marks])
+            )
+            lines.append(f"- **{label}**. {settings}. Page cache: {caches}." + (f" Moments: {marks}." if marks else ""))
+        return lines
+
+
+def _ranged(figure: Spread, form: str) -> str:
+    middle = format(figure.median, form)
+    if figure.repeats == 1 or format(figure.least, form) == format(figure.most, form):
+        return middle
+    return f"{middle} [{figure.least:{form}}–{figure.most:{form}}]"
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    return [
+        "| " + " | ".join(headings) + " |",
+        "| " + " | ".join(["---"] * len(headings)) + " |",
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def _listing(values: dict[str, Any]) -> list[str]:
+    def text(value: Any) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {inner}" for name, inner in value.items())
+        if isinstance(value, list):
+            return ", ".join(f"{inner:.2f}" if isinstance(inner, float) else str(inner) for inner in value)
+        return str(value)
+
+    return [f"- {name.replace('_', ' ')}: {text(value)}" for name, value in values.items()]

@@ -1,0 +1,196 @@
+"""Runs contestants in turn, each time in a fresh process with an empty directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.processes import Snapshot, machine_cpu_s
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.harness.contestant import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CALM_BUSY_CORES = 0.3
+_CALM_LOOK_S = 0.5
+_LOG_TAIL_BYTES = 4000
+_LEAVE_S = 5.0
+_PAUSE_S = 0.02
+_PR_SET_CHILD_SUBREAPER = 36
+# What would change a library's configuration behind the report's back.
+_FOREIGN_VARIABLES = ("AWS_", "CACHELOADER_", "WDS_", "GOPEN_", "S3_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH")
+
+
+class RunFailed(Exception):
+    """A contestant failed, hung, or delivered the wrong samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One contestant of a scenario.
+
+    Attributes:
+        label: Its name in tables.
+        factory: ``"module:callable"`` that makes it in the child process.
+        options: Keyword arguments of the factory.
+        task: What it shall deliver; ``folder`` is set for each run.
+        python: Interpreter of the environment that it needs.
+    """
+
+    label: str
+    factory: str
+    task: Task
+    options: dict[str, Any] = field(default_factory=dict)
+    python: str = sys.executable
+
+
+class Runner:
+    """Runs entries and collects what they measured.
+
+    Args:
+        folder: Empty directory on the disk under test; each run gets one below it.
+        before_each: Called before each run, to bring the store to the same state.
+        timeout_s: Longest time for one run.
+        calm_timeout_s: How long to wait before each run until the rest of the machine is calm.
+        say: Where progress goes.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        before_each: Callable[[], None] = lambda: None,
+        timeout_s: float = 300.0,
+        calm_timeout_s: float = 20.0,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self._folder = folder
+        self._before_each = before_each
+        self._timeout_s = timeout_s
+        self._calm_timeout_s = calm_timeout_s
+        self._say = say
+        # Orphans of a run become children of this process, which can then end them.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def run(self, entries: Sequence[Entry], *, repeats: int) -> list[dict[str, Measurement]]:
+        """All entries in turn, then all again: A B C A B C.
+
+        Returns:
+            One mapping from label to measurement for each round.
+
+        Raises:
+            RunFailed: Any of them failed; a report without it would mislead.
+        """
+        rounds: list[dict[str, Measurement]] = []
+        for number in range(repeats):
+            measured: dict[str, Measurement] = {}
+            for place, entry in enumerate(entries):
+                measured[entry.label] = self._run_one(entry, self._folder / f"round-{number}-run-{place}")
+                self._say(f"[{number + 1}/{repeats}] {_line(entry.label, measured[entry.label])}")
+            rounds.append(measured)
+        return rounds
+
+    def _run_one(self, entry: Entry, home: Path) -> Measurement:
+        home.mkdir(parents=True)
+        own = home / "data"
+        own.mkdir()
+        try:
+            self._before_each()
+            busy_cores = wait_until_calm(timeout_s=self._calm_timeout_s)
+            order = {
+                "factory": entry.factory,
+                "options": entry.options,
+                "task": replace(entry.task, folder=str(own)).to_dict(),
+            }
+            (home / "task.json").write_text(json.dumps(order))
+            self._spawn(entry, home)
+            return replace(
+                Measurement.from_dict(json.loads((home / "result.json").read_text())), busy_cores_before=busy_cores
+            )
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+            os.sync()  # so that the next run does not wait for this one's pages to reach the disk
+
+    def _spawn(self, entry: Entry, home: Path) -> None:
+        strangers = _children()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
+        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home)}
+        with (home / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [entry.python, "-m", "benchmarks.harness.child", str(home / "task.json"), str(home / "result.json")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                status: int | None = process.wait(self._timeout_s)
+            except subprocess.TimeoutExpired:
+                status = None
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                end_children(spared=strangers)
+        if status != 0:
+            tail = (home / "log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+            how = f"had not ended after {self._timeout_s:.0f} s" if status is None else f"ended with status {status}"
+            raise RunFailed(f"{entry.label} {how}; its output ends with:\n{tail}")
+
+
+def wait_until_calm(*, timeout_s: float) -> float:
+    """Wait until little else runs on this machine, or until the time is up.
+
+    Returns:
+        Cores in use at the last look.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        begin, (busy_s, _) = time.monotonic(), machine_cpu_s()
+        time.sleep(_CALM_LOOK_S)
+        busy_cores = (machine_cpu_s()[0] - busy_s) / (time.monotonic() - begin)
+        if busy_cores <= CALM_BUSY_CORES or time.monotonic() >= deadline:
+            return busy_cores
+
+
+def end_children(*, spared: set[int]) -> None:
+    """End every child of this process but ``spared``: first kindly, then by force."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _LEAVE_S
+        asked: set[int] = set()
+        while (left := _children() - spared) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    if pid not in asked:
+                        os.kill(pid, number)
+                        asked.add(pid)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(_PAUSE_S)
+        if not left:
+            return
+
+
+def _children() -> set[int]:
+    return {pid for pid, stat in Snapshot.take().stats.items() if stat.parent == os.getpid()}
+
+
+def _line(label: str, measurement: Measurement) -> str:
+    phases = ", ".join(f"{phase.name} {phase.samples_per_s:,.0f}/s" for phase in measurement.phases)
+    others = max((phase.cpu_s.other / phase.wall_s for phase in measurement.phases), default=0.0)
+    return f"{label}: {phases} (others used up to {others:.2f} cores)"

@@ -1,0 +1,1 @@
+"""Scenarios: what is compared with what, over which data, from which store."""

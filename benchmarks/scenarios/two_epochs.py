@@ -1,0 +1,224 @@
+"""Two epochs of raw bytes from an S3 server on the same machine: one from the store, the others from the cache."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.contestants.cacheloader import SEED
+from benchmarks.harness.contestant import Task
+from benchmarks.harness.packing import PackedShards, pack
+from benchmarks.harness.report import Comparison
+from benchmarks.harness.runner import Entry
+from benchmarks.harness.store import running_store
+from benchmarks.scenarios.scenario import Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+BATCH_SIZE = 64
+
+ENGINE = "engine (ceiling)"
+PREAD = "pread, 1 process (ceiling)"
+PREAD_2 = "pread, 2 processes (ceiling)"
+PREAD_BATCH = "pread holding a batch, 1 process"
+PREAD_BATCH_2 = "pread holding a batch, 2 processes"
+PRODUCT = "cacheloader, 0 workers"
+PRODUCT_2 = "cacheloader, 2 workers"
+PRODUCT_UNCOUNTED = "cacheloader, 2 workers, no shards.json"
+WEBDATASET = "webdataset cache_dir, 0 workers"
+WEBDATASET_2 = "webdataset cache_dir, 2 workers"
+WEBDATASET_STREAM = "webdataset streaming, 2 workers"
+LABELS = (
+    ENGINE,
+    PREAD,
+    PREAD_2,
+    PREAD_BATCH,
+    PREAD_BATCH_2,
+    PRODUCT,
+    PRODUCT_2,
+    PRODUCT_UNCOUNTED,
+    WEBDATASET,
+    WEBDATASET_2,
+    WEBDATASET_STREAM,
+)
+
+COLD_TARGET = 0.6
+WARM_TARGET = 0.5
+
+COMPARISONS = (
+    Comparison(name="cold, 2 workers / engine", over=(PRODUCT_2, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
+    Comparison(name="cold, 0 workers / engine", over=(PRODUCT, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
+    Comparison(name="cold without shards.json / engine", over=(PRODUCT_UNCOUNTED, "cold"), under=(ENGINE, "cold")),
+    Comparison(name="warm, 0 workers / pread", over=(PRODUCT, "warm"), under=(PREAD, "warm"), target=WARM_TARGET),
+    Comparison(
+        name="warm, 2 workers / pread, 2 processes",
+        over=(PRODUCT_2, "warm"),
+        under=(PREAD_2, "warm"),
+        target=WARM_TARGET,
+    ),
+    Comparison(name="warm, 0 workers / pread holding a batch", over=(PRODUCT, "warm"), under=(PREAD_BATCH, "warm")),
+    Comparison(name="warm, 2 workers / pread holding a batch", over=(PRODUCT_2, "warm"), under=(PREAD_BATCH_2, "warm")),
+    Comparison(name="from disk, 0 workers / pread", over=(PRODUCT, "disk"), under=(PREAD, "disk")),
+    Comparison(name="from disk, 2 workers / pread, 2 processes", over=(PRODUCT_2, "disk"), under=(PREAD_2, "disk")),
+    Comparison(name="cold, 2 workers / webdataset", over=(PRODUCT_2, "cold"), under=(WEBDATASET_2, "cold")),
+    Comparison(
+        name="cold, 2 workers / webdataset streaming", over=(PRODUCT_2, "cold"), under=(WEBDATASET_STREAM, "cold")
+    ),
+    Comparison(name="warm, 0 workers / webdataset", over=(PRODUCT, "warm"), under=(WEBDATASET, "warm")),
+    Comparison(name="warm, 2 workers / webdataset", over=(PRODUCT_2, "warm"), under=(WEBDATASET_2, "warm")),
+    Comparison(name="webdataset cold, 2 workers / engine", over=(WEBDATASET_2, "cold"), under=(ENGINE, "cold")),
+)
+
+NOTES = (
+    "Ratios are computed within each round and their median is shown: what slows a whole round cancels out. Every run "
+    "is a fresh process with an empty directory of its own; before it, the store's files are read once, and the "
+    "machine is waited for until others use at most 0.3 of a core (or 20 s have passed). Rounds are interleaved.",
+    "Client, daemon and store share the cores of one machine, and the store takes a large part of them.",
+    "cold: from the construction of the data set to the last sample, the start of the private daemon included, imports "
+    "not. The engine's ceiling writes whole shards to files, with the daemon's range size and concurrency, and has no "
+    "samples.",
+    "warm: the epochs after the first in the same process, together; workers stay alive (persistent_workers) in every "
+    "loader. disk: one more epoch after the cached files were written back and dropped from memory.",
+    "pread reads the packed shards' sample ranges in the order of the product's second epoch, one sample at a time "
+    "into memory that it reuses; the variant that holds a batch has to use fresh memory, as a loader does.",
+    "With shards.json beside the shards nothing has to be counted; the variant without it counts before its first "
+    "epoch, inside the clock.",
+    "Every phase is checked for its number of samples and bytes, and every run ends with an untimed pass whose keys "
+    "and bytes are compared with what was packed. Samples are random bytes.",
+    "CPU is user and system time from /proc, in ticks of 10 ms; others means all that is neither client, daemon nor "
+    "store, kernel threads included. RSS is the peak of single processes; shared pages count in each. Origin bytes are "
+    "the store's own count of object bodies sent.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoEpochs:
+    """The scenario.
+
+    Attributes:
+        samples: Size of the data set.
+        sample_bytes: Payload of one sample.
+        shards: Number of tar files.
+        warm_epochs: Epochs in the warm phase.
+        opener: How webdataset opens shards.
+    """
+
+    samples: int = 5120
+    sample_bytes: int = 100_000
+    shards: int = 8
+    warm_epochs: int = 3
+    opener: str = "curl"
+
+    @property
+    def theme(self) -> str:
+        """Its name."""
+        return "two-epochs"
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Names of its contestants."""
+        return LABELS
+
+    @contextmanager
+    def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:
+        """Pack, start the store, upload twice (with counts beside the shards and without)."""
+        size = TwoEpochs(samples=512, sample_bytes=10_000, shards=4, warm_epochs=1) if small else self
+        packed = pack(folder / "packed", samples=size.samples, sample_bytes=size.sample_bytes, shards=size.shards)
+        reads = folder / "reads.json"
+        reads.write_text(json.dumps(reads_of_epoch(packed, epoch=1)))
+        with running_store(folder / "store") as store:
+            counted = store.upload(packed, "counted/", with_counts=True)
+            uncounted = store.upload(packed, "uncounted/", with_counts=False)
+
+            def task(num_workers: int, *, counts: bool = True) -> Task:
+                return Task(
+                    folder="",
+                    source_folder=str(packed.folder),
+                    reads=str(reads),
+                    shard_names=packed.names,
+                    shard_bytes=packed.sizes_bytes,
+                    store=counted if counts else uncounted,
+                    expected=packed.expected,
+                    batch_size=BATCH_SIZE,
+                    num_workers=num_workers,
+                    warm_epochs=size.warm_epochs,
+                    server_pid=store.server.pid,
+                    metrics_url=store.metrics_url,
+                )
+
+            yield Prepared(
+                entries=self._entries(task(0), task(2), task(2, counts=False)),
+                comparisons=COMPARISONS,
+                parameters={
+                    "samples": size.samples,
+                    "sample_bytes": size.sample_bytes,
+                    "shards": f"{size.shards} tars of {packed.sizes_bytes[0] / 1e6:.1f} MB by webdataset.ShardWriter",
+                    "batch_size": BATCH_SIZE,
+                    "warm_epochs": size.warm_epochs,
+                    "store": "SeaweedFS on the same machine, loopback",
+                    "transform": "none",
+                },
+                notes=NOTES,
+                before_each=store.warm,
+            )
+
+    def _entries(self, alone: Task, shared: Task, uncounted: Task) -> list[Entry]:
+        def pread(label: str, task: Task, *, keep_batch: bool) -> Entry:
+            return Entry(
+                label=label,
+                factory="benchmarks.contestants.pread:Pread",
+                options={"keep_batch": keep_batch},
+                task=task,
+            )
+
+        def loader(label: str, task: Task, name: str, **options: object) -> Entry:
+            return Entry(
+                label=label,
+                factory="benchmarks.contestants.epochs:Epochs",
+                options={"loader": name, "options": options},
+                task=task,
+            )
+
+        product = "benchmarks.contestants.cacheloader:CacheloaderLoader"
+        webdataset = "benchmarks.peers.webdataset:WebdatasetLoader"
+        return [
+            Entry(label=ENGINE, factory="benchmarks.contestants.engine:Engine", task=alone),
+            pread(PREAD, alone, keep_batch=False),
+            pread(PREAD_2, shared, keep_batch=False),
+            pread(PREAD_BATCH, alone, keep_batch=True),
+            pread(PREAD_BATCH_2, shared, keep_batch=True),
+            loader(PRODUCT, alone, product),
+            loader(PRODUCT_2, shared, product),
+            loader(PRODUCT_UNCOUNTED, uncounted, product),
+            loader(WEBDATASET, alone, webdataset, cached=True, opener=self.opener),
+            loader(WEBDATASET_2, shared, webdataset, cached=True, opener=self.opener),
+            loader(WEBDATASET_STREAM, shared, webdataset, cached=False, opener=self.opener),
+        ]
+
+
+def reads_of_epoch(packed: PackedShards, *, epoch: int) -> list[list[tuple[int, int, int]]]:
+    """What the product reads in one epoch: batches of (shard, first byte, end) in its own order."""
+    from cacheloader.order.options import OrderOptions
+    from cacheloader.order.sample_order import SampleOrder
+
+    options = OrderOptions(seed=SEED, lanes=1, shuffle=True, shuffle_window=8, tail="drop", redeal=0.0)
+    order = SampleOrder(np.array(packed.samples_per_shard, dtype=np.int64), options)
+    batches = []
+    for row in order.worker_rows(row=0, global_batch=BATCH_SIZE, worker=0, num_workers=1):
+        places = order.batch(epoch=epoch, row=row, global_batch=BATCH_SIZE, rank=0, world_size=1)
+        batches.append(
+            [
+                (shard, *packed.members[shard][sample])
+                for shard, sample in zip(places.shard.tolist(), places.sample.tolist(), strict=True)
+            ]
+        )
+    return batches
+
+
+SCENARIO = TwoEpochs()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+from benchmarks.harness.measurement import CpuSeconds, Measurement, PeakMemory, Phase, Tally
+from benchmarks.harness.report import Comparison, Report
+
+
+def measurement(name: str, wall_s: float) -> Measurement:
+    phase = Phase(
+        name=name,
+        samples=100,
+        size_bytes=10**7,
+        wall_s=wall_s,
+        epoch_s=[wall_s],
+        first_batch_s=wall_s / 10,
+        fetch_p50_s=0.001,
+        fetch_p99_s=0.002,
+        marks={"first_batch_samples": 10, "data_set_open_s": 0.25},
+        cpu_s=CpuSeconds(client=1.0, daemon=2.0, server=3.0, other=0.0, steal=0.0),
+        peak_memory_bytes=PeakMemory(main=10**8, worker=0, daemon=2 * 10**8),
+        origin_bytes=10**7,
+        page_cache="empty",
+    )
+    return Measurement(phases=[phase], verified=Tally(samples=100, size_bytes=10**7), configuration={"workers": 0})
+
+
+def report(target: float, *, over: str = "one") -> Report:
+    rounds = [
+        {"one": measurement("cold", wall_s), "other": measurement("cold", 2 * wall_s)} for wall_s in (1.0, 2.0, 4.0)
+    ]
+    return Report(
+        theme="theme",
+        machine="machine",
+        date="2026-01-31",
+        environment={"cores": 2, "load_before": [0.5, 0.25, 0.125]},
+        parameters={"samples": 100},
+        rounds=rounds,
+        comparisons=[Comparison(name="one / other", over=(over, "cold"), under=("other", "cold"), target=target)],
+        notes=["a note"],
+    )
+
+
+def test_report_is_named_by_theme_machine_and_date(tmp_path):
+    data, text = report(1.5).write(tmp_path)
+    assert [path.name for path in (data, text)] == [
+        "theme_machine_2026-01-31.json",
+        "theme_machine_2026-01-31.md",
+    ]
+
+
+def test_json_holds_every_repeat(tmp_path):
+    data, _ = report(1.5).write(tmp_path)
+    content = json.loads(data.read_text())
+    assert [Measurement.from_dict(measured["one"]).phases[0].wall_s for measured in content["rounds"]] == [
+        1.0,
+        2.0,
+        4.0,
+    ]
+    assert content["ratios"][0]["median"] == 2.0
+
+
+def test_a_target_that_holds_and_one_that_does_not_are_told_apart():
+    assert "| one / other | 2.00 | ≥ 1.5 | met |" in report(1.5).markdown()
+    assert "| one / other | 2.00 | ≥ 3 | **missed** |" in report(3.0).markdown()
+
+
+def test_a_ratio_to_a_contestant_that_did_not_run_is_left_out():
+    assert report(1.5, over="absent").ratios() == []
+
+
+def test_figures_show_median_and_range():
+    text = report(1.5).markdown()
+    assert "| one | 50 [25–100] | 5 [2–10] | 0.20 [0.10–0.40] |" in text
+    assert "data_set_open_s 0.250 s" in text
+    assert "load before: 0.50, 0.25, 0.12" in text

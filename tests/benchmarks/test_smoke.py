@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_small_run_of_the_ceilings_writes_a_report_and_leaves_nothing(tmp_path):
+    work, output = tmp_path / "work", tmp_path / "reports"
+    done = benchmarks(
+        "--small", "--repeats", "1", "--only", "engine", "--only", "pread",
+        "--machine", "smoke", "--work", str(work), "--output", str(output),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [data] = output.glob("two-epochs-small_smoke_*.json")
+    content = json.loads(data.read_text())
+    [measured] = content["rounds"]
+    assert len(measured) == 5
+    for label, measurement in measured.items():
+        assert measurement["verified"]["samples"] == content["parameters"]["samples"], label
+    [cold] = measured["engine (ceiling)"]["phases"]
+    assert cold["origin_bytes"] > cold["size_bytes"], "the store counts what it sends, tar headers included"
+    assert cold["cpu_s"]["server"] > 0
+    assert list(work.iterdir()) == []
+    text = data.with_suffix(".md").read_text()
+    assert str(tmp_path) not in data.read_text() + text
+    assert os.uname().nodename not in data.read_text() + text
+
+
+def test_only_that_matches_nothing_names_the_contestants(tmp_path):
+    done = benchmarks("--small", "--only", "nobody", "--work", str(tmp_path), "--output", str(tmp_path))
+    assert done.returncode == 2
+    assert "engine (ceiling)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("contestant", "words"),
+    [
+        ("tests.benchmarks.contestants:Crashes", "ended with status 1"),
+        ("tests.benchmarks.contestants:Hangs", "had not ended after"),
+        ("tests.benchmarks.contestants:LosesASample", "were asked for"),
+    ],
+)
+def test_a_contestant_that_fails_hangs_or_loses_samples_fails_the_run(tmp_path, contestant, words):
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ONE, str(tmp_path), contestant],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "RunFailed" in done.stderr
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_contestant_leaves_running_is_ended(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ONE, str(tmp_path), "tests.benchmarks.contestants:LeavesAProcess"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [left] = json.loads(done.stdout)
+    assert not Path(f"/proc/{left}").exists()
+
+
+RUN_ONE = """
+import json, sys
+from pathlib import Path
+from benchmarks.harness.contestant import Task
+from benchmarks.harness.measurement import Tally
+from benchmarks.harness.meter import sample_checksum
+from benchmarks.harness.runner import Entry, Runner
+
+folder, factory = sys.argv[1:]
+checksum = sum(sample_checksum(key, b"x") for key in "ab")
+task = Task(
+    folder="", source_folder="", reads="", shard_names=[], shard_bytes=[], store=None,
+    expected=Tally(samples=2, size_bytes=2, checksum=checksum), batch_size=1, num_workers=0, warm_epochs=1,
+)
+timeout_s = 2 if "Hangs" in factory else 20
+runner = Runner(Path(folder), timeout_s=timeout_s, calm_timeout_s=0, say=lambda text: None)
+[measured] = runner.run([Entry(label="it", factory=factory, task=task)], repeats=1)
+print(json.dumps(measured["it"].configuration.get("left", [])))
+"""
