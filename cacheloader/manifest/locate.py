@@ -13,6 +13,7 @@ from cacheloader.errors import ConfigError, EmptyDataset, OriginError, OriginNot
 from cacheloader.formats import registry
 from cacheloader.manifest.asking import LISTINGS_IN_FLIGHT, STATS_IN_FLIGHT, ask_each
 from cacheloader.manifest.patterns import expand_all, glob_regex, is_glob
+from cacheloader.origin.failure import masked
 from cacheloader.origin.location import base_url, canonical_url, store_url
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def store_of_all(urls: Iterable[str]) -> str:
     store = next(iter(stores))
     if len(stores) > 1:
         raise ConfigError(f"a data set has shards in {' and '.join(stores)}; keep all shards of one in a single store")
-    if is_glob(store):
+    if is_glob(store) or "{" in store:
         raise ConfigError(f"{store} has a pattern in place of the bucket or host; name one")
     return store
 
@@ -200,7 +201,7 @@ def _explain_nothing(name: str, listing: _Listing, found: list[ObjectInfo], suff
     if listing.missing:
         raise listing.missing
     rule = (
-        "matches it, where wildcards stand for no slash and no leading dot"
+        "matches it (wildcards stand for no slash and no leading dot, and [[] for a bracket)"
         if is_glob(name)
         else f"ends in {' or '.join(suffixes)} and has no part below it that starts with a dot or an underscore"
     )
@@ -227,8 +228,13 @@ async def _describe(
         except OriginNotFound as error:
             listing = listings.get(_directory(uri))
             if listing and not listing.missing:
-                raise EmptyDataset(f"{uri} is no object, and no directory that holds any: {error}", uri=uri) from error
-            raise OriginNotFound(f"shard {uri}, one of {len(named)} named, does not exist: {error}", uri=uri) from error
+                raise EmptyDataset(
+                    f"{uri} is no object, and no directory that holds any: {error}", uri=error.uri
+                ) from error
+            shown = masked(uri)  # a web URL may be signed
+            raise OriginNotFound(
+                f"shard {shown}, one of {len(named)} named, does not exist: {error}", uri=error.uri
+            ) from error
 
     def answered(count: int) -> None:
         progress(CHECKING_STAGE, len(described) + count, len(named))

@@ -167,6 +167,7 @@ async def test_a_directory_of_compressed_shards_says_to_decompress_them():
         (["s3://a/x.tar", "s3://b/y.tar"], "has shards in s3://a/ and s3://b/; keep all"),
         (["s3://a/x.tar", "/data/y.tar"], "has shards in s3://a/ and file:///"),
         (["s3://buck*/x.tar"], "pattern in place of the bucket"),
+        (["s3://{a,b}/x.tar"], "has shards in s3://a/ and s3://b/"),
         (["{s3,gs}://a/x.tar"], "has shards in"),
         (["train/x.tar"], "relative"),
         (["s3://a/{x.tar"], "braces"),
@@ -178,6 +179,18 @@ async def test_urls_that_cannot_be_meant_are_refused_before_any_question(urls, e
     with pytest.raises(ConfigError, match=expected):
         await located(origin, *urls)
     assert not origin.asked
+
+
+async def test_the_signature_of_a_web_url_stays_out_of_the_error():
+    origin = MemoryOrigin({}, store="https://host/")
+    with pytest.raises(OriginNotFound, match=r"shard https://host/a.tar\?\*\*\*, one of 1 named") as caught:
+        await located(origin, "https://host/a.tar?X-Sig=secret")
+    assert "secret" not in str(caught.value) + caught.value.uri
+
+
+def test_a_bucket_that_is_a_pattern_is_refused():
+    with pytest.raises(ConfigError, match="pattern in place of the bucket"):
+        store_of_all(["s3://bucket-{0..9}/x.tar"])
 
 
 async def test_paths_and_synonyms_get_the_name_that_the_origin_uses():

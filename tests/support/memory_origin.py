@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cacheloader.errors import OriginChanged, OriginError, OriginNotFound, OriginShortBody
 from cacheloader.origin.base import ObjectInfo
+from cacheloader.origin.failure import failure, reading
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -51,7 +52,7 @@ class MemoryOrigin:
         await self._question("list", prefix)
         found = [uri for uri in reversed(self.objects) if uri.startswith(prefix)]
         if not found and not prefix.startswith(self._store):
-            raise OriginNotFound(f"listing {prefix} failed: no such bucket", uri=prefix)
+            raise failure(OriginNotFound, action="listing", uri=prefix, cause="no such bucket")
         for uri in found:
             yield self._info(uri)
 
@@ -61,20 +62,21 @@ class MemoryOrigin:
 
     async def read_range(self, uri: str, byte_range: ByteRange, *, version: str) -> bytes:
         await self._question("read", uri)
-        info = self._info(uri)
+        action = reading(byte_range)
+        info = self._info(uri, action)
         if version not in {"", info.version}:
-            raise OriginChanged(f"{uri} is {info.version} and was {version}", uri=uri)
+            raise failure(OriginChanged, action=action, uri=uri, cause=f"it is {info.version} and was {version}")
         block = self.objects[uri][byte_range.start : byte_range.stop]
         if len(block) != byte_range.size_bytes:
-            raise OriginShortBody(f"{uri} gave {len(block)} bytes of {byte_range.size_bytes}", uri=uri)
+            raise failure(OriginShortBody, action=action, uri=uri, cause=f"{len(block)} bytes came")
         return block
 
     async def aclose(self) -> None:
         self._closed = True
 
-    def _info(self, uri: str) -> ObjectInfo:
+    def _info(self, uri: str, action: str = "describing") -> ObjectInfo:
         if uri not in self.objects:
-            raise OriginNotFound(f"{uri} failed: no such key", uri=uri)
+            raise failure(OriginNotFound, action=action, uri=uri, cause="no such key")
         content = self.objects[uri]
         return ObjectInfo(uri=uri, size_bytes=len(content), version=f"v{zlib.crc32(content):08x}")
 
