@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import tarfile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheloader.errors import CorruptShard
@@ -96,6 +97,24 @@ def test_any_single_changed_byte_of_a_header_is_noticed(at, change):
     else:
         with pytest.raises(CorruptShard, match="offset 1024"):
             walked(bytes(shard))
+
+
+MIXED = packed([("a.txt", b"a" * 700), ("n" * 150 + ".txt", b"b"), ("c.txt", b"")], format=tarfile.GNU_FORMAT) + packed(
+    [("ü" * 80 + ".txt", b"x"), ("d.txt", b"dd")], format=tarfile.PAX_FORMAT, mtime=1.5
+)
+
+
+@given(st.integers(0, len(MIXED) // 512 - 1), st.lists(st.tuples(st.integers(0, 511), st.integers(0, 255)), max_size=6))
+@settings(max_examples=500)
+def test_a_header_that_is_wrong_under_a_right_checksum_never_leads_outside_of_the_shard(block, changes):
+    shard = bytearray(MIXED.replace(END, b""))
+    at = block * 512 % len(shard)
+    for offset, value in changes:
+        shard[at + offset] = value
+    shard[at + 148 : at + 156] = b" " * 8
+    shard[at + 148 : at + 156] = b"%06o\0 " % sum(shard[at : at + 512])
+    with contextlib.suppress(CorruptShard):  # anything else, such as a read beyond the end, is a failure
+        assert sum(len(content) for _, content in walked(bytes(shard))) <= len(shard)
 
 
 def test_pax_path_and_size_go_before_those_of_the_header():
