@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.measurement import OPENED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -21,7 +23,6 @@ class CacheloaderLoader:
     is_cached = True
 
     def __init__(self) -> None:
-        self._cache_dir: Path | None = None
         self._workers = 0
 
     def prepare(self, task: Task) -> None:
@@ -36,7 +37,6 @@ class CacheloaderLoader:
         import cacheloader as cl
 
         origin = task.origin()
-        self._cache_dir = Path(task.folder, "cache")
         dataset = cl.RemoteDataset(
             f"s3://{origin.bucket}/{origin.prefix}",
             seed=SEED,
@@ -46,10 +46,10 @@ class CacheloaderLoader:
                 "endpoint_url": origin.endpoint_url,
                 "client_kwargs": {"region_name": origin.region},
             },
-            cache_dir=self._cache_dir,
+            cache_dir=Path(task.folder, "cache"),
             cache_size=4 * sum(task.shard_bytes),
         )
-        clock.mark("data_set_open_s")
+        clock.mark(OPENED)
         loader: Iterable[Any] = cl.DataLoader(
             dataset,
             batch_size=task.batch_size,
@@ -68,11 +68,7 @@ class CacheloaderLoader:
         return zip(batch["__key__"], batch[FIELD], strict=True)
 
     def close(self) -> None:
-        """Stop the daemon."""
-        from cacheloader.transport import embedded
-
-        if self._cache_dir is not None:
-            embedded.stop_daemon(self._cache_dir)
+        """The runner ends the daemon with everything else that a run leaves."""
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+OPENED = "data_set_open_s"
+"""The mark of the moment when a loader's data set is open: servers started, shards and counts known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
@@ -107,6 +110,12 @@ class Phase:
             return None
         first = self.marks.get("first_batch_samples", 0)
         return (self.samples - first) / (self.wall_s - self.first_batch_s)
+
+    @property
+    def opened_samples_per_s(self) -> float | None:
+        """Rate of one epoch from the moment that the data set was open, ``None`` where nobody marked that."""
+        opened_s = self.marks.get(OPENED)
+        return None if opened_s is None else self.samples / (self.wall_s - opened_s)
 
     @property
     def origin_bytes_per_payload_byte(self) -> float | None:

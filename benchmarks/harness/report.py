@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.measurement import OPENED
 from benchmarks.harness.statistics import Spread, pairwise_ratio, spread
 
 if TYPE_CHECKING:
@@ -26,12 +27,14 @@ class Comparison:
         over: (label, phase) above the line.
         under: (label, phase) below it.
         target: Least acceptable ratio, ``None`` if it is only shown.
+        from_open: Whether the time until the data set above the line was open is left out.
     """
 
     name: str
     over: tuple[str, str]
     under: tuple[str, str]
     target: float | None = None
+    from_open: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +85,11 @@ class Report:
             over = self._phases(*comparison.over)
             under = self._phases(*comparison.under)
             if over and under:
-                rates = [phase.samples_per_s for phase in over], [phase.samples_per_s for phase in under]
-                found.append((comparison, pairwise_ratio(*rates)))
+                rates = [
+                    (phase.opened_samples_per_s if comparison.from_open else None) or phase.samples_per_s
+                    for phase in over
+                ]
+                found.append((comparison, pairwise_ratio(rates, [phase.samples_per_s for phase in under])))
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -155,6 +161,7 @@ class Report:
         columns: list[tuple[str, Callable[[Phase], float | None], str]] = [
             ("samples/s", lambda phase: phase.samples_per_s, ",.0f"),
             ("MB/s", lambda phase: phase.bytes_per_s / 1e6, ",.0f"),
+            ("open s", lambda phase: phase.marks.get(OPENED), ".2f"),
             ("first batch s", lambda phase: phase.first_batch_s, ".2f"),
             ("after it, samples/s", lambda phase: phase.steady_samples_per_s, ",.0f"),
             ("fetch p50 ms", milliseconds(lambda phase: phase.fetch_p50_s), ".2f"),
@@ -197,13 +204,7 @@ class Report:
             measurement = self.rounds[0][label]
             settings = "; ".join(f"{name}: {value}" for name, value in measurement.configuration.items())
             caches = "; ".join(f"{phase.name}: {phase.page_cache}" for phase in measurement.phases)
-            marks = "; ".join(
-                f"{mark} {spread([phase.marks[mark] for phase in found]).median:.3f} s"
-                for name in self._phase_names()
-                for mark in sorted({mark for phase in self._phases(label, name) for mark in phase.marks})
-                if mark.endswith("_s") and (found := [p for p in self._phases(label, name) if mark in p.marks])
-            )
-            lines.append(f"- **{label}**. {settings}. Page cache: {caches}." + (f" Moments: {marks}." if marks else ""))
+            lines.append(f"- **{label}**. {settings}. Page cache: {caches}.")
         return lines
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.measurement import OPENED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -68,7 +70,7 @@ class WebdatasetLoader:
         loader: Iterable[Any] = wds.WebLoader(
             dataset, batch_size=None, num_workers=task.num_workers, persistent_workers=task.num_workers > 0
         )
-        clock.mark("data_set_open_s")
+        clock.mark(OPENED)
         return loader
 
     def count(self, batch: Any) -> tuple[int, int]:

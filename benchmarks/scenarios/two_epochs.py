@@ -54,6 +54,18 @@ WARM_TARGET = 0.5
 COMPARISONS = (
     Comparison(name="cold, 2 workers / engine", over=(PRODUCT_2, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
     Comparison(name="cold, 0 workers / engine", over=(PRODUCT, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
+    Comparison(
+        name="cold from the open data set on, 2 workers / engine",
+        over=(PRODUCT_2, "cold"),
+        under=(ENGINE, "cold"),
+        from_open=True,
+    ),
+    Comparison(
+        name="cold from the open data set on, 0 workers / engine",
+        over=(PRODUCT, "cold"),
+        under=(ENGINE, "cold"),
+        from_open=True,
+    ),
     Comparison(name="cold without shards.json / engine", over=(PRODUCT_UNCOUNTED, "cold"), under=(ENGINE, "cold")),
     Comparison(name="warm, 0 workers / pread", over=(PRODUCT, "warm"), under=(PREAD, "warm"), target=WARM_TARGET),
     Comparison(
