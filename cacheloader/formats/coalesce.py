@@ -17,7 +17,7 @@ LIMIT_BYTES = 1 << 20
 """Length at which a merged read is cut, so that a batch never holds much more than its samples."""
 
 ALONE_BYTES = 16 << 10
-"""From this length on, the copy out of a merged read costs more than a call of its own (at 32 kB three times as much)."""
+"""From this length on, the copy out of a merged read costs more than a call of its own (three times, at 32 kB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
