@@ -337,3 +337,12 @@ def test_a_worker_outside_its_number_is_refused():
 def test_a_negative_sample_count_is_refused():
     with pytest.raises(ConfigError, match="shard 1 is said to hold -3 samples"):
         order_of(10, -3)
+
+
+def test_what_is_remembered_between_calls_stays_little_through_many_epochs():
+    order = order_of(*[20] * 50, lanes=2, redeal=0.5)
+    for epoch in range(30):
+        for rank in (0, 1):
+            order.batch(epoch=epoch, row=0, global_batch=4, rank=rank, world_size=2)
+
+    assert len(order._layouts) == len(order._cuts) == 4
