@@ -79,7 +79,7 @@ class TransportOptions:
     launch_timeout_s: float = 60.0
     fallback_after_s: float = 2.0
     idle_timeout_s: float = 60.0
-    direct_memory: int | str = "512MiB"
+    direct_memory: int | str = "256MiB"
 
     def __post_init__(self) -> None:
         daemon = _daemon(self.daemon)

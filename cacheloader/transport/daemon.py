@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
@@ -84,12 +84,11 @@ class DaemonTransport:
     ) -> Manifest:
         """See ``Transport.open_dataset``."""
         self._enter()
-        if not spec.urls:
-            raise ConfigError("urls is empty; name at least one URL, path, pattern or directory")
-        self._plan = None
+        subject = Subject.named(spec, digest=digest)
+        self._subject = self._plan = None
         self._clock = 0
-        manifest = self._route.open(Subject(spec=spec, digest=digest), progress)
-        self._subject = Subject(spec=spec, digest=manifest.digest, manifest=manifest)
+        manifest = self._route.open(subject, progress)
+        self._subject = replace(subject, digest=manifest.digest, manifest=manifest)
         return manifest
 
     def follow(self, plan: AccessPlan) -> None:
@@ -116,7 +115,8 @@ class DaemonTransport:
         uri = manifest.uri(shard)
         started = time.monotonic()
         deadline = started + self._timeout_s
-        lease = self._persist(lambda link: _lease(link, shard, uri, deadline), what=f"shard {uri} cannot be had")
+        request = _Wanted(shard=shard, uri=uri, timeout_s=self._timeout_s, deadline=deadline)
+        lease = self._persist(lambda link: _lease(link, request), what=f"shard {uri} cannot be had")
         self._leases.add(lease)
         self._acquires += 1
         self._acquire_seconds += time.monotonic() - started
@@ -159,15 +159,17 @@ class DaemonTransport:
         """The result of ``task``, on as many connections as it takes."""
         assert self._subject is not None
         failures = 0
+        before = ""
         while True:
             link = self._route.ready(self._subject, avoid_home=failures >= _AVOID_HOME_AFTER)
             try:
                 self._tell_plan(link)
                 return task(link)
-            except DeadlineExceeded:
-                raise
+            except DeadlineExceeded as error:
+                raise DeadlineExceeded(f"{error.message}{before}", uri=error.uri) from error
             except DaemonError as error:
                 failures += 1
+                before = f"; before that, {error.message}"
                 self._route.lost(error)
                 if failures >= _GIVE_UP_AFTER:
                     raise DaemonUnavailable(
@@ -202,9 +204,17 @@ def _arrays(plan: AccessPlan) -> bytes:
     return b"".join(np.ascontiguousarray(column, dtype=kind).tobytes() for column, kind in columns)
 
 
-def _lease(link: Link, shard: int, uri: str, deadline: float) -> FileLease:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    shard: int
+    uri: str
+    timeout_s: float
+    deadline: float
+
+
+def _lease(link: Link, wanted: _Wanted) -> FileLease:
     """Ask for a shard and wait for both halves of the answer."""
-    asked = time.monotonic()
+    shard, uri, deadline = wanted.shard, wanted.uri, wanted.deadline
     request = messages.Acquire(id=link.next_id(), shard=shard)
     leased: Answer | None = None
     last_news = "it said nothing"
@@ -233,7 +243,7 @@ def _lease(link: Link, shard: int, uri: str, deadline: float) -> FileLease:
             link.abandon(request.id, shard)
         if isinstance(error, TimeoutError):
             raise DeadlineExceeded(
-                f"shard {uri} did not come within {deadline - asked:.0f} s from {link.peer} ({last_news}); "
+                f"shard {uri} did not come within {wanted.timeout_s:g} s from {link.peer} ({last_news}); "
                 "look at its log and at the store, or raise timeout_s=",
                 uri=uri,
             ) from error

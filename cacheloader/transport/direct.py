@@ -34,7 +34,7 @@ class DirectWorker:
 
     name = "its own helper process"
     is_private = True
-    patience_s = 10.0
+    patience_s = 3.0
     longest_pause_s = 5.0
 
     def __init__(self, options: TransportOptions) -> None:

@@ -44,6 +44,8 @@ _HELD_PAUSE_S = 2.0
 
 _logger = logging.getLogger(__name__)
 _warned: set[tuple[str, int]] = set()
+_started: list[process.Child] = []
+"""Daemons that this process has started, to collect those that have ended: a session ends long before its daemon."""
 
 
 class _Held(DaemonUnavailable):
@@ -65,7 +67,6 @@ class PrivateDaemon:
         self.name = f"the private daemon in {options.directory}"
         self.launch_s = options.launch_timeout_s
         self._options = options
-        self._started: process.Child | None = None
 
     def connect(self, *, deadline: float, manifest: Manifest | None) -> socket.socket:  # noqa: ARG002
         """A connection to the running daemon, else to one that this call starts.
@@ -76,6 +77,7 @@ class PrivateDaemon:
             DeadlineExceeded: It did not start in time.
             ConfigError: It refuses its options.
         """
+        _started[:] = [child for child in _started if child.exit_status() is None]
         sock = self._find(deadline)
         if sock is not None:
             return sock
@@ -111,9 +113,7 @@ class PrivateDaemon:
             )
 
     def close(self) -> None:
-        """Collect the daemon if this process started it and it has ended; a running one serves others too."""
-        if self._started is not None and self._started.exit_status() is not None:
-            self._started = None
+        """Nothing to let go of: the daemon serves others too, and leaves when nobody needs it."""
 
     def _find(self, deadline: float) -> socket.socket | None:
         path = self._options.directory / SOCKET_NAME
@@ -141,20 +141,21 @@ class PrivateDaemon:
         news, ready = os.pipe()
         try:
             try:
-                self._started = self._start(ready)
+                child = self._start(ready)
             finally:
                 os.close(ready)
+            _started.append(child)
             line = self._first_line(news, deadline)
         finally:
             os.close(news)
         if line is None:
             log = options.directory / LOG_NAME
-            ended = self._started.exit_status(timeout_s=1.0)
+            ended = child.exit_status(timeout_s=1.0)
             raise DaemonUnavailable(
                 f"{self.name} ended with status {ended} while it started; the end of {log} is:\n{_tail(log)}"
             )
         if "error" in line:
-            self._started.exit_status(timeout_s=1.0)
+            child.exit_status(timeout_s=1.0)
             error = from_wire(str(line["error"]), str(line.get("message", "it gave no reason")))
             raise _Held(error.message) if type(error) is DaemonUnavailable else error
         sock = self._find(deadline)

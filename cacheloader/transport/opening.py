@@ -36,6 +36,18 @@ class Subject:
     digest: str
     manifest: Manifest | None = None
 
+    @classmethod
+    def named(cls, spec: messages.DatasetSpec, *, digest: str) -> Subject:
+        """A data set as this process names it now; its working directory may be another one later.
+
+        Raises:
+            ConfigError: No URL is given.
+        """
+        if not spec.urls:
+            raise ConfigError("urls is empty; name at least one URL, path, pattern or directory")
+        urls = [_absolute(url) for url in spec.urls]
+        return cls(spec=msgspec.structs.replace(spec, urls=urls), digest=digest)
+
     def encoded_spec(self, *, private: bool) -> bytes:
         """The description as it is sent.
 
@@ -46,16 +58,12 @@ class Subject:
         Raises:
             ConfigError: A storage option is of a type that cannot travel.
         """
-        spec = msgspec.structs.replace(
-            self.spec,
-            urls=[_absolute(url) for url in self.spec.urls],
-            environment=store_variables() if private else {},
-        )
+        spec = msgspec.structs.replace(self.spec, environment=store_variables() if private else {})
         try:
             return frames.encode(spec)
         except (TypeError, ValueError, OverflowError) as error:
             # Not the value: it may be a secret.
-            culprit = next((name for name, value in spec.storage_options.items() if not _travels(value)), "")
+            culprit = next((name for name, value in self.spec.storage_options.items() if not _travels(value)), "")
             raise ConfigError(
                 f"storage_options[{culprit!r}] cannot be sent to another process ({error}); "
                 "pass text, numbers, booleans, lists and dicts only"

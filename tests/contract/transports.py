@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
 import tarfile
@@ -98,28 +99,33 @@ def running(name: str, folder: Path) -> Iterator[Backend]:
             try:
                 yield Backend(name=name, folder=folder / "data", options=options)
             finally:
-                if (cache / "daemon.sock").exists():
+                if _listens(cache / "daemon.sock"):
                     with RawClient(cache / "daemon.sock") as client:
                         client.stop()
                     wait_until(lambda: not (cache / "daemon.sock").exists())
         case "shared":
-            socket = folder / "shared.sock"
-            with shared_daemon(folder, cache=cache, socket=socket):
-                options = TransportOptions(daemon=f"unix://{socket}", timeout_s=30)
+            path = folder / "shared.sock"
+            with shared_daemon(folder, cache=cache, path=path):
+                options = TransportOptions(daemon=f"unix://{path}", timeout_s=30)
                 yield Backend(name=name, folder=folder / "data", options=options)
 
 
 @contextmanager
-def shared_daemon(folder: Path, *, cache: Path, socket: Path) -> Iterator[subprocess.Popen[bytes]]:
+def shared_daemon(folder: Path, *, cache: Path, path: Path) -> Iterator[subprocess.Popen[bytes]]:
     config = folder / "daemon.toml"
-    config.write_text(f'cache_dir = "{cache}"\ncache_size = "64MiB"\nsocket = "{socket}"\nallow_local_paths = true\n')
+    config.write_text(f'cache_dir = "{cache}"\ncache_size = "64MiB"\nsocket = "{path}"\nallow_local_paths = true\n')
     command = [sys.executable, "-m", "cacheloader_daemon", "--config", str(config)]
     with (folder / "shared.log").open("wb") as log:
         process = subprocess.Popen(die_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        wait_until(lambda: socket.exists() or process.poll() is not None, timeout_s=30)
+        wait_until(lambda: path.exists() or process.poll() is not None, timeout_s=30)
         assert process.poll() is None, (folder / "shared.log").read_text()
         yield process
     finally:
         process.terminate()
         process.wait(20)
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        return sock.connect_ex(str(path)) == 0

@@ -67,6 +67,16 @@ def test_relative_paths_are_sent_as_this_process_sees_them(peer, session, tmp_pa
     assert spec.urls == [f"{tmp_path}/data/", f"{tmp_path}/x.tar", "/abs.tar", "s3://b/{0..1}.tar"]
 
 
+def test_relative_paths_mean_the_same_after_the_process_has_moved(peer, session, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    session.open_dataset(messages.DatasetSpec(urls=["data/"]))
+    monkeypatch.chdir("/")
+    peer.drop()
+    session.acquire(0)
+    specs = [frames.decode_spec(payload) for payload in peer.payloads if b"data/" in payload]
+    assert [spec.urls for spec in specs] == [[f"{tmp_path}/data/"]] * 2
+
+
 def test_credentials_in_the_environment_never_go_to_a_shared_daemon(peer, session, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     session.open_dataset(messages.DatasetSpec(urls=["mem://s/"], environment={"AWS_PROFILE": "mine"}))
@@ -170,6 +180,19 @@ def test_shard_that_does_not_come_is_an_error_that_names_shard_source_and_last_n
         session.acquire(1)
     assert time.monotonic() - started < 3
     assert caught.value.uri == URIS[1]
+    session.close()
+
+
+def test_shard_that_does_not_come_after_a_loss_tells_of_the_loss(peer, options):
+    def lose_once(peer, sock, request):
+        peer.on[messages.Acquire] = lambda peer, sock, request: None
+        peer.drop()
+
+    session = open_transport(options(timeout_s=0.5))
+    session.open_dataset(SPEC)
+    peer.on[messages.Acquire] = lose_once
+    with pytest.raises(DeadlineExceeded, match=r"mem://s/1\.tar did not come.*before that, the connection .* was lost"):
+        session.acquire(1)
     session.close()
 
 

@@ -1,0 +1,96 @@
+"""Talking to a running daemon about itself: its statistics, and asking a private one to leave. Never starts one."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cacheloader.config import TransportOptions
+from cacheloader.errors import DaemonUnavailable, DeadlineExceeded, ProtocolError
+from cacheloader.protocol import messages
+from cacheloader.transport.embedded import SOCKET_NAME
+from cacheloader.transport.endpoint import connect
+from cacheloader.transport.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIMEOUT_S = 10.0
+
+
+def read_status(options: TransportOptions, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The running daemon's statistics, as it reports them.
+
+    Args:
+        options: Which daemon; of a private one only ``cache_dir`` counts.
+        timeout_s: Longest wait.
+
+    Raises:
+        DaemonUnavailable: None is running there.
+    """
+    deadline = time.monotonic() + timeout_s
+    with _running(options, deadline) as (link, _):
+        request = messages.GetStatus(id=link.next_id())
+        link.send(request, deadline=deadline)
+        answer = link.receive(request.id, deadline=deadline)
+        if not isinstance(answer.reply, messages.Status):
+            answer.close()
+            raise ProtocolError(f"{link.peer} answered GetStatus with {type(answer.reply).__name__}")
+        with os.fdopen(answer.take_fd(), "rb") as file:
+            file.seek(0)
+            status: dict[str, Any] = json.load(file)
+            return status
+
+
+def stop_daemon(cache_dir: Path, *, timeout_s: float = TIMEOUT_S) -> bool:
+    """Ask the private daemon of ``cache_dir`` to leave and wait until its process is gone.
+
+    Returns:
+        Whether one was running.
+
+    Raises:
+        DeadlineExceeded: It is still there after ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with _running(TransportOptions(daemon="embedded", cache_dir=cache_dir), deadline) as (link, welcome):
+            process = os.pidfd_open(welcome.pid)
+            try:
+                request = messages.Stop(id=link.next_id())
+                link.send(request, deadline=deadline)
+                answer = link.receive(request.id, deadline=deadline)
+                answer.close()
+                _wait_for_end(process, deadline, f"{link.peer} (pid {welcome.pid})")
+            finally:
+                os.close(process)
+    except (DaemonUnavailable, ProcessLookupError):
+        return False
+    return True
+
+
+@contextmanager
+def _running(options: TransportOptions, deadline: float) -> Iterator[tuple[Link, messages.Welcome]]:
+    path = options.socket_path or options.directory / SOCKET_NAME
+    try:
+        sock = connect(path, deadline=deadline)
+    except OSError as error:
+        raise DaemonUnavailable(f"no daemon listens at {path} ({error.strerror or error})") from error
+    link = Link(sock, peer=f"the daemon at {path}")
+    try:
+        yield link, link.hello(deadline=deadline)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{link.peer} did not answer within its deadline") from error
+    finally:
+        link.close()
+
+
+def _wait_for_end(process: int, deadline: float, name: str) -> None:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise DeadlineExceeded(f"{name} was asked to stop and still runs; end it with kill")
