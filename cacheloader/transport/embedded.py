@@ -104,12 +104,13 @@ class PrivateDaemon:
         if asked is not None and welcome.quota_bytes != asked and key not in _warned:
             _warned.add(key)
             _logger.warning(
-                "cache_size=%s has no effect: %s (pid %d) already runs with %s; it leaves when no job has used it for "
-                "a while, or stop it with `cacheloader status --stop`",
+                "cache_size=%s has no effect: %s (pid %d) already runs with %s; another size holds once it has left, "
+                "%g s after its last client",
                 format_size(asked),
                 self.name,
                 welcome.pid,
                 format_size(welcome.quota_bytes),
+                self._options.idle_timeout_s,
             )
 
     def close(self) -> None:

@@ -13,13 +13,15 @@ import msgspec
 from cacheloader import fdpass
 from cacheloader.errors import ConfigError, DeadlineExceeded, ProtocolError, StateMismatch
 from cacheloader.manifest.record import Manifest
-from cacheloader.origin.environment import store_variables
 from cacheloader.protocol import frames, messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cacheloader.transport.link import Answer, Link
+
+_STORE_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+"""As ``DatasetSpec.environment`` has it; said here again because ``origin`` stays out of training processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ class Subject:
         Raises:
             ConfigError: A storage option is of a type that cannot travel.
         """
-        spec = msgspec.structs.replace(self.spec, environment=store_variables() if private else {})
+        environment = {name: value for name, value in os.environ.items() if name.startswith(_STORE_PREFIXES)}
+        spec = msgspec.structs.replace(self.spec, environment=environment if private else {})
         try:
             return frames.encode(spec)
         except (TypeError, ValueError, OverflowError) as error:

@@ -38,3 +38,10 @@ def test_client_modules_load_no_engine_no_event_loop_and_no_torch():
 
 def test_client_modules_load_quickly_beyond_numpy_and_msgspec():
     assert min(probe(*CLIENT)[0] for _ in range(3)) < 0.15
+
+
+def test_variables_that_go_along_are_those_that_the_origins_look_at():
+    from cacheloader.origin import environment
+    from cacheloader.transport import opening
+
+    assert set(opening._STORE_PREFIXES) == set(environment._PREFIXES)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from cacheloader.config import TransportOptions
+from cacheloader.errors import DaemonUnavailable
+from cacheloader.transport.control import read_status, stop_daemon
+from tests.contract.transports import running
+
+
+def test_running_daemon_tells_its_statistics_and_leaves_when_it_is_asked(tmp_path):
+    with running("embedded", tmp_path) as backend:
+        assert backend.options is not None
+        backend.session().open_dataset(backend.spec())
+        assert isinstance(read_status(backend.options), dict)
+        assert stop_daemon(backend.options.directory)
+        assert not stop_daemon(backend.options.directory)
+        backend.close()
+
+
+def test_daemon_that_does_not_run_is_not_started_by_a_question(tmp_path):
+    with pytest.raises(DaemonUnavailable, match=str(tmp_path)):
+        read_status(TransportOptions(daemon="embedded", cache_dir=tmp_path))
+    assert not stop_daemon(tmp_path)
