@@ -34,6 +34,7 @@ class CpuSeconds:
         daemon: Processes of a session of their own that the client started.
         server: The object store.
         other: Everything else on the machine, kernel threads included.
+        interrupts: Time in interrupts, which the kernel charges to nobody.
         steal: Time that the hypervisor gave to somebody else.
     """
 
@@ -41,6 +42,7 @@ class CpuSeconds:
     daemon: float
     server: float
     other: float
+    interrupts: float
     steal: float
 
 

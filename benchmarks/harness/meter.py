@@ -182,6 +182,7 @@ class Meter:
             daemon=daemon,
             server=server,
             other=max(0.0, busy - client - daemon - server),
+            interrupts=after.interrupts_s - before.interrupts_s,
             steal=after.steal_s - before.steal_s,
         )
 

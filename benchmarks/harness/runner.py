@@ -162,7 +162,7 @@ def wait_until_calm(*, timeout_s: float) -> float:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        begin, (busy_s, _) = time.monotonic(), machine_cpu_s()
+        begin, (busy_s, *_) = time.monotonic(), machine_cpu_s()
         time.sleep(_CALM_LOOK_S)
         busy_cores = (machine_cpu_s()[0] - busy_s) / (time.monotonic() - begin)
         if busy_cores <= CALM_BUSY_CORES or time.monotonic() >= deadline:

@@ -19,7 +19,7 @@ def measurement(name: str, wall_s: float) -> Measurement:
         fetch_p50_s=0.001,
         fetch_p99_s=0.002,
         marks={"first_batch_samples": 10, "data_set_open_s": 0.25},
-        cpu_s=CpuSeconds(client=1.0, daemon=2.0, server=3.0, other=0.0, steal=0.0),
+        cpu_s=CpuSeconds(client=1.0, daemon=2.0, server=3.0, other=0.0, interrupts=0.0, steal=0.0),
         peak_memory_bytes=PeakMemory(main=10**8, worker=0, daemon=2 * 10**8),
         origin_bytes=10**7,
         page_cache="empty",
