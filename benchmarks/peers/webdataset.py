@@ -106,7 +106,7 @@ class WebdatasetLoader:
 
 def _open_boto3(origin: Store, bucket: str, key: str) -> Any:
     import boto3  # type: ignore[import-untyped]
-    from botocore.config import Config  # type: ignore[import-untyped]
+    from botocore.config import Config
 
     client = boto3.client(
         "s3",
