@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -342,8 +343,7 @@ class RemoteDataset(IterableDataset[Any]):
 
     def _adopt_lanes(self, lanes: int) -> None:
         if lanes != self._order_options.lanes:
-            fields = state.order_fields(self._order_options) | {"lanes": lanes}
-            self._order_options = OrderOptions(**fields)  # type: ignore[arg-type]
+            self._order_options = replace(self._order_options, lanes=lanes)
             self._order = None
 
     def _next_iteration(self, in_worker: bool) -> int:  # noqa: FBT001

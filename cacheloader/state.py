@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from cacheloader.errors import StateMismatch
+from cacheloader.order.options import ORDER_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,8 +52,8 @@ class Position:
 
 
 def order_fields(options: OrderOptions) -> dict[str, int | float | str | bool]:
-    """The part of ``options`` that a position must repeat."""
-    return asdict(options)
+    """What a position must repeat: ``options`` and the version of the rules that turn them into an order."""
+    return {**asdict(options), "order_version": ORDER_VERSION}
 
 
 def parse(state: Mapping[str, Any]) -> Position:

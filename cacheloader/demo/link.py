@@ -67,11 +67,15 @@ class SlowLink:
             asyncio.ensure_future(self._pump(reader, request, delay_s=self._delay_s, paced=False)),
             asyncio.ensure_future(self._pump(upstream, writer, delay_s=0.0, paced=True)),
         ]
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        for pump in pumps:
-            pump.cancel()
-        for end in (request, writer):
-            end.close()
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the link closes; asyncio's stream server would print a cancelled connection as an error
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            for end in (request, writer):
+                end.close()
 
     async def _pump(
         self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, delay_s: float, paced: bool

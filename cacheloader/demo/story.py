@@ -301,7 +301,7 @@ class _Trainer:
 
 
 def _stop_daemon(cache_dir: Path) -> None:
-    from cacheloader.transport.embedded import stop_daemon
+    from cacheloader.transport.control import stop_daemon
 
     stop_daemon(cache_dir)
 

@@ -30,7 +30,7 @@ def decode(sample: dict[str, Any]) -> dict[str, Any]:
     """A tar sample as tensors: image float32 [1, 32, 32] in [0, 1], label, and the key for the log."""
     encoded = sample["jpg"] if "jpg" in sample else sample["png"]
     image = Image.open(io.BytesIO(encoded))
-    image.draft("L", (4 * SIDE_PIXELS, 4 * SIDE_PIXELS))
+    image.draft("L", (SIDE_PIXELS, SIDE_PIXELS))
     pixels = np.asarray(image.convert("L").resize((SIDE_PIXELS, SIDE_PIXELS)), dtype=np.float32)
     return {
         "image": torch.from_numpy(pixels / 255)[None],
@@ -106,7 +106,7 @@ def _train_epoch(
         logits = model(batch["image"])
         loss = nn.functional.cross_entropy(logits, batch["label"])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         row = {
             "epoch": epoch,

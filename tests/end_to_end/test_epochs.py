@@ -1,0 +1,207 @@
+"""Whole epochs through a real daemon, real torch workers and real files."""
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import cacheloader as cl
+from cacheloader.errors import StateMismatch
+from tests.support.cache_meter import CacheMeter
+from tests.support.shard_sets import ShardSet, key_and_digest
+
+BATCH = 32
+
+# torch warns of more workers than cores; the machine that runs the tests may have few.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def open_dataset(shard_set: ShardSet, cache_dir: Path, **options: Any) -> cl.RemoteDataset:
+    defaults: dict[str, Any] = {
+        "seed": 5,
+        "shuffle_window": 2,
+        "tail": "keep",
+        "cache_dir": cache_dir,
+        "cache_size": "64MiB",
+        "transform": key_and_digest,
+    }
+    return cl.RemoteDataset(str(shard_set.folder), **(defaults | options))
+
+
+def open_loader(dataset: cl.RemoteDataset, *, num_workers: int = 2, **options: Any) -> cl.DataLoader[Any]:
+    return cl.DataLoader(dataset, batch_size=BATCH, num_workers=num_workers, collate_fn=list, **options)
+
+
+def keys(batches: Any) -> list[str]:
+    return [key for batch in batches for key, _ in batch]
+
+
+@pytest.mark.parametrize("quota", ["the whole data set", "half of it", "two windows"])
+def test_every_sample_arrives_unharmed_over_two_shuffled_epochs_and_the_quota_is_kept(
+    shard_set: ShardSet, cache_dir: Path, quota: str
+) -> None:
+    windows_bytes = 2 * 2 * shard_set.shard_bytes
+    cache_bytes = {
+        "the whole data set": shard_set.size_bytes,
+        "half of it": shard_set.size_bytes // 2,
+        "two windows": windows_bytes,
+    }[quota]
+    loader = open_loader(open_dataset(shard_set, cache_dir, cache_size=cache_bytes))
+    with CacheMeter(cache_dir) as meter:
+        epochs = [[pair for batch in loader for pair in batch] for _ in range(2)]
+    for epoch in epochs:
+        assert dict(epoch) == shard_set.digests
+        assert len(epoch) == len(shard_set.digests)
+    assert [key for key, _ in epochs[0]] != [key for key, _ in epochs[1]]
+    assert meter.num_looks > 10
+    assert 0 < meter.peak_bytes <= cache_bytes
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_every_start_method_and_worker_count_gives_the_same_sequence(
+    shard_set: ShardSet, cache_dir: Path, method: str
+) -> None:
+    expected = keys(open_loader(open_dataset(shard_set, cache_dir), num_workers=0))
+    loader = open_loader(open_dataset(shard_set, cache_dir), num_workers=2, multiprocessing_context=method)
+    assert keys(loader) == expected
+
+
+def test_persistent_workers_move_on_to_the_next_epoch(shard_set: ShardSet, cache_dir: Path) -> None:
+    plain = open_loader(open_dataset(shard_set, cache_dir), num_workers=0)
+    kept = open_loader(open_dataset(shard_set, cache_dir), num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        assert keys(kept) == keys(plain)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_torchs_own_loader_delivers_the_same_batches_epoch_by_epoch(
+    shard_set: ShardSet, cache_dir: Path, num_workers: int
+) -> None:
+    ours = open_loader(open_dataset(shard_set, cache_dir), num_workers=2)
+    theirs = torch.utils.data.DataLoader(
+        open_dataset(shard_set, cache_dir, batch_size=BATCH),
+        batch_size=BATCH,
+        num_workers=num_workers,
+        collate_fn=list,
+    )
+    for _ in range(2):
+        assert list(theirs) == list(ours)
+
+
+def test_two_ranks_together_deliver_each_sample_once(shard_set: ShardSet, cache_dir: Path) -> None:
+    loaders = [
+        open_loader(open_dataset(shard_set, cache_dir, rank=rank, world_size=2, lanes=2), num_workers=1)
+        for rank in range(2)
+    ]
+    delivered = Counter(key for loader in loaders for key in keys(loader))
+    assert delivered == Counter(list(shard_set.digests))
+
+
+@pytest.mark.parametrize(("world", "next_world", "next_workers"), [(2, 4, 0), (4, 1, 2), (1, 2, 1)])
+def test_a_job_resumes_in_mid_epoch_with_other_ranks_and_workers(
+    shard_set: ShardSet, cache_dir: Path, world: int, next_world: int, next_workers: int
+) -> None:
+    """Three steps on ``world`` ranks, then the rest of the epoch on ``next_world``."""
+
+    def loaders(ranks: int, workers: int) -> list[cl.DataLoader[Any]]:
+        return [
+            cl.DataLoader(
+                open_dataset(shard_set, cache_dir, rank=rank, world_size=ranks, transform=None),
+                batch_size=64 // ranks,
+                num_workers=workers,
+                collate_fn=lambda samples: [sample["__key__"] for sample in samples],
+            )
+            for rank in range(ranks)
+        ]
+
+    before = loaders(world, 0)
+    streams = [iter(loader) for loader in before]
+    delivered = [key for _ in range(3) for stream in streams for key in next(stream)]
+    states = [loader.state_dict() for loader in before]
+    assert all(state == states[0] for state in states)
+    after = loaders(next_world, next_workers)
+    for loader in after:
+        loader.load_state_dict(states[0])
+    delivered += [key for loader in after for batch in loader for key in batch]
+    assert Counter(delivered) == Counter(list(shard_set.digests))
+
+
+def test_a_position_of_another_order_is_refused(shard_set: ShardSet, cache_dir: Path) -> None:
+    state = open_loader(open_dataset(shard_set, cache_dir)).state_dict()
+    with pytest.raises(StateMismatch, match="seed: saved 5, now 6"):
+        open_loader(open_dataset(shard_set, cache_dir, seed=6)).load_state_dict(state)
+
+
+def test_state_counts_delivered_batches_not_prefetched_ones(shard_set: ShardSet, cache_dir: Path) -> None:
+    loader = open_loader(open_dataset(shard_set, cache_dir), num_workers=2, prefetch_factor=4)
+    whole = keys(open_loader(open_dataset(shard_set, cache_dir), num_workers=0))
+    batches = iter(loader)
+    taken = [key for _ in range(5) for key, _ in next(batches)]
+    resumed = open_loader(open_dataset(shard_set, cache_dir), num_workers=1)
+    resumed.load_state_dict(loader.state_dict())
+    assert taken + keys(resumed) == whole
+
+
+def test_a_break_leaves_the_epoch_and_an_untouched_iterator_does_not(shard_set: ShardSet, cache_dir: Path) -> None:
+    loader = open_loader(open_dataset(shard_set, cache_dir), num_workers=0)
+    reference = open_loader(open_dataset(shard_set, cache_dir), num_workers=0)
+    first, second = keys(reference), keys(reference)
+    iter(loader)
+    assert loader.epoch == 0
+    for batch in loader:
+        assert [key for key, _ in batch] == first[:BATCH]
+        break
+    assert loader.epoch == 0
+    assert keys(loader) == second
+    assert loader.epoch == 2
+
+
+def test_fetch_seconds_of_each_batch_are_visible(shard_set: ShardSet, cache_dir: Path) -> None:
+    loader = open_loader(open_dataset(shard_set, cache_dir))
+    waits = [loader.last_fetch_seconds for _ in loader]
+    assert len(waits) == len(loader)
+    assert all(wait > 0 for wait in waits)
+
+
+def test_a_killed_daemon_is_not_noticed_by_the_loop_and_its_cache_is_warm_again(
+    shard_set: ShardSet, cache_dir: Path
+) -> None:
+    loader = open_loader(open_dataset(shard_set, cache_dir), num_workers=2)
+    delivered: list[str] = []
+    killed = 0
+    for step, batch in enumerate(loader):
+        delivered += [key for key, _ in batch]
+        if step in (2, 9):
+            os.kill(daemon_pid(cache_dir), signal.SIGKILL)
+            killed += 1
+    assert killed == 2
+    assert delivered == keys(open_loader(open_dataset(shard_set, cache_dir), num_workers=0))
+
+
+def daemon_pid(cache_dir: Path) -> int:
+    return int((cache_dir / "daemon.lock").read_text().split()[0])
+
+
+def test_columns_restrict_what_is_read(shard_set: ShardSet, cache_dir: Path) -> None:
+    dataset = open_dataset(shard_set, cache_dir, columns=["cls"], transform=None)
+    assert {frozenset(sample) for sample in dataset} == {frozenset({"__key__", "cls"})}
+
+
+def test_padding_is_marked_and_every_rank_is_full(shard_set: ShardSet, cache_dir: Path) -> None:
+    loaders = [
+        cl.DataLoader(
+            open_dataset(shard_set, cache_dir, tail="pad", rank=rank, world_size=3, transform=None),
+            batch_size=10,
+            collate_fn=list,
+        )
+        for rank in range(3)
+    ]
+    epochs = [list(loader) for loader in loaders]
+    assert {len(batch) for epoch in epochs for batch in epoch} == {10}
+    assert len({len(epoch) for epoch in epochs}) == 1
+    fresh = [s["__key__"] for epoch in epochs for batch in epoch for s in batch if not s["__pad__"]]
+    assert Counter(fresh) == Counter(list(shard_set.digests))

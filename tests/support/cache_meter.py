@@ -1,0 +1,59 @@
+"""How much a cache directory takes on disk, watched while something else runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def disk_bytes(directory: Path) -> int:
+    """What ``du`` would say: allocated blocks of every file below ``directory``, each counted once."""
+    seen: dict[tuple[int, int], int] = {}
+    stack = [str(directory)]
+    while stack:
+        try:
+            with os.scandir(stack.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        stack.append(entry.path)
+                    else:
+                        status = entry.stat(follow_symlinks=False)
+                        seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+        except FileNotFoundError:
+            continue  # it was evicted or renamed while we looked
+    return sum(seen.values())
+
+
+class CacheMeter:
+    """Samples ``disk_bytes`` in a thread, as fast as it can, as a context manager.
+
+    Attributes:
+        peak_bytes: Largest value seen.
+        num_looks: How often it looked.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak_bytes = 0
+        self.num_looks = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def _watch(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, disk_bytes(self._directory))
+            self.num_looks += 1
+            if self._stop.wait(0.002):
+                return

@@ -1,0 +1,5 @@
+"""Server processes that end with the test process, even if that is killed."""
+
+from cacheloader.demo.seaweedfs import die_with_parent
+
+__all__ = ["die_with_parent"]
