@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import uvloop
 
@@ -24,7 +24,7 @@ from cacheloader_daemon.datasets import Datasets
 from cacheloader_daemon.disk import DiskThreads
 from cacheloader_daemon.fetch import Fetcher
 from cacheloader_daemon.lock import DirectoryLock
-from cacheloader_daemon.metrics import MetricsServer
+from cacheloader_daemon.metrics import MetricsServer, bind_loopback
 from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
 from cacheloader_daemon.plan.options import PlannerOptions
@@ -34,12 +34,10 @@ from cacheloader_daemon.server.listener import Admission, bind, inherited_from_s
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
 from cacheloader_daemon.status import DaemonStatus, as_json, as_metrics
-from cacheloader_daemon.store.store import Store
+from cacheloader_daemon.store import Store
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
-    from pathlib import Path
 
     from cacheloader_daemon.config import DaemonConfig
     from cacheloader_daemon.server.connection import Connection
@@ -88,8 +86,8 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
                     f"cache_size={quota_bytes} ({format_size(quota_bytes)}) leaves no room for shards: the index, logs "
                     f"and manifests in {config.cache_dir} take {overhead_bytes} bytes; allow several shards more"
                 )
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_Daemon(config, store, quota_bytes, overhead_bytes).run(is_ready))
+            with _Sockets(config) as sockets, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_Daemon(config, store, sockets, quota_bytes, overhead_bytes).run(is_ready))
         finally:
             store.close()
 
@@ -115,10 +113,36 @@ def _raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+class _Sockets:
+    """What the daemon listens on, bound before anything runs, so that a failure is one plain error at the start."""
+
+    def __init__(self, config: DaemonConfig) -> None:
+        self.metrics = bind_loopback(config.metrics_port) if config.metrics_port else None
+        try:
+            inherited = inherited_from_systemd(os.environ, pid=os.getpid())
+            self.path = None if inherited is not None else config.socket_path
+            self.clients = inherited if inherited is not None else bind(config.socket_path, mode=config.socket_mode)
+        except BaseException:
+            if self.metrics is not None:
+                self.metrics.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clients.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
+
 class _Daemon:
-    def __init__(self, config: DaemonConfig, store: Store, quota_bytes: int, overhead_bytes: int) -> None:
+    def __init__(
+        self, config: DaemonConfig, store: Store, sockets: _Sockets, quota_bytes: int, overhead_bytes: int
+    ) -> None:
         self._config = config
         self._store = store
+        self._sockets = sockets
         self._quota_bytes = quota_bytes
         self._overhead_bytes = overhead_bytes
         self._account = Account()
@@ -149,8 +173,8 @@ class _Daemon:
                     shards_in_flight=self._config.max_fetches,
                     allow_local_paths=self._config.private or self._config.allow_local_paths,
                 )
-                if self._config.metrics_port:
-                    await metrics.start(self._config.metrics_port)
+                if self._sockets.metrics is not None:
+                    await metrics.start(self._sockets.metrics)
                 self._server = server = self._build_server()
                 self._ready_s = loop.time()
                 self._occupancy_changed(0)
@@ -195,15 +219,10 @@ class _Daemon:
 
     def _build_server(self) -> Server:
         config = self._config
-        sock: socket.socket | None = inherited_from_systemd(os.environ, pid=os.getpid())
-        path: Path | None = None
-        if sock is None:
-            path = config.socket_path
-            sock = bind(path, mode=config.socket_mode)
         uids = frozenset({os.geteuid(), *config.allowed_uids})
         return Server(
-            sock,
-            path=path,
+            self._sockets.clients,
+            path=self._sockets.path,
             loop=self._loop,
             admission=Admission(uids=uids, gids=frozenset(config.allowed_gids), anybody=config.allow_all_users),
             max_connections=config.max_connections,

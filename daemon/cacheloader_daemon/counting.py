@@ -12,7 +12,7 @@ from cacheloader.manifest.asking import ask_each
 from cacheloader.manifest.record import Manifest, ShardInfo
 from cacheloader.manifest.resolve import format_of
 from cacheloader_daemon.shards import UNKNOWN_COUNT, Dataset
-from cacheloader_daemon.store.trouble import DiskTrouble
+from cacheloader_daemon.store import DiskTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cacheloader.origin.base import ObjectInfo, Origin
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.runtime import Runtime
-    from cacheloader_daemon.store.store import Store
+    from cacheloader_daemon.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from cacheloader.errors import CacheloaderError, ConfigError, DaemonError, Daemo
 from cacheloader.manifest.record import Manifest
 from cacheloader.protocol import frames
 from cacheloader_daemon.shards import Dataset
-from cacheloader_daemon.store.trouble import DiskTrouble
+from cacheloader_daemon.store import DiskTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cacheloader.protocol.messages import DatasetSpec
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.runtime import Runtime
-    from cacheloader_daemon.store.store import Store
+    from cacheloader_daemon.store import Store
 
     Tell = Callable[[str, int, int], None]
 
@@ -146,7 +146,7 @@ class Datasets:
     def warm() -> None:
         """Import what the first opening will need; takes a moment, so call it on a thread."""
         import cacheloader.manifest.resolve
-        import cacheloader.origin.open
+        import cacheloader.origin.open  # noqa: F401
         import cacheloader_daemon.counting  # noqa: F401
 
     async def aclose(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from cacheloader.origin.slots import Urgency
 from cacheloader.origin.transfer import transfer
 from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
 from cacheloader_daemon.prepare import DiskReadFailed
-from cacheloader_daemon.store.trouble import DiskTrouble
+from cacheloader_daemon.store import DiskTrouble
 
 if TYPE_CHECKING:
     from cacheloader.origin.base import Bytes
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.prepare import Prepared, Preparers
     from cacheloader_daemon.shards import ShardSource
-    from cacheloader_daemon.store.incoming import Incoming
-    from cacheloader_daemon.store.store import Store
-
-log = logging.getLogger(__name__)
+    from cacheloader_daemon.store import Incoming, Store
 
 MAX_MEMORY_FETCHES = 4
 """Shards brought into memory at once: each takes its whole size until its last reader lets go of it."""
@@ -151,7 +147,7 @@ class Fetcher:
         """Open a blob.
 
         Raises:
-            KeyError: It is gone or damaged.
+            BlobLost: It is gone, or was damaged and is gone now.
             DiskTrouble: It cannot be opened for another reason.
         """
 
@@ -190,10 +186,7 @@ class Fetcher:
             fd, format_name=source.format, uri=info.uri, size_bytes=info.size_bytes
         )
         count = index_samples(os.pread(prepared.index_fd, SAMPLE_COUNT_BYTES, 0))
-        try:
-            await self._quick.run(self._store.remember_samples, source.key, count)
-        except DiskTrouble as error:
-            log.warning("the sample count of %s is not kept: %s", info.uri, error)
+        await self._quick.run(self._store.remember_samples, source.key, count)
         return prepared
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import TYPE_CHECKING
+
+from cacheloader.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,6 +21,24 @@ LOOPBACK = "127.0.0.1"
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8192
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def bind_loopback(port: int) -> socket.socket:
+    """A socket bound to ``port`` of loopback (0: any free one).
+
+    Raises:
+        ConfigError: The port is taken.
+    """
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((LOOPBACK, port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"metrics_port={port} cannot be used ({error.strerror}); choose another, or 0 for no metrics"
+        ) from error
+    return sock
 
 
 class MetricsServer:
@@ -35,14 +56,9 @@ class MetricsServer:
         self._is_ready = is_ready
         self._server: asyncio.Server | None = None
 
-    async def start(self, port: int) -> int:
-        """Listen on ``port`` (0: any free one); the port.
-
-        Raises:
-            OSError: The port is taken.
-        """
-        self._server = await asyncio.start_server(self._serve, LOOPBACK, port, limit=MAX_REQUEST_BYTES)
-        return int(self._server.sockets[0].getsockname()[1])
+    async def start(self, sock: socket.socket) -> None:
+        """Serve the bound socket ``sock``, owned from now on."""
+        self._server = await asyncio.start_server(self._serve, sock=sock, limit=MAX_REQUEST_BYTES)
 
     async def aclose(self) -> None:
         """Stop listening; calling it again does nothing."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from cacheloader.errors import CacheloaderError, DaemonError, DatasetError, ProtocolError, QuotaTooSmall
 from cacheloader_daemon.plan import effects, events
-from cacheloader_daemon.store.trouble import DiskTrouble
+from cacheloader_daemon.store import BlobLost, DiskTrouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -310,14 +310,14 @@ class Runtime:
         key = effect.key
         try:
             lease = await self._fetcher.lease(key, source="nvme" if effect.hit else "origin")
+        except BlobLost:
+            if self._take_back(wait):
+                self._replace_lost(key, wait, num_losses)
         except DiskTrouble as error:
             self.account.disk_failed(self._loop.time())
             log.warning("blob %s cannot be opened: %s", key.hex(), error)
             if self._take_back(wait):
                 self._serve_from_memory(key, wait)
-        except KeyError:
-            if self._take_back(wait):
-                self._replace_lost(key, wait, num_losses)
         else:
             self._deliver(lease, wait, is_counted=True)
 

@@ -46,7 +46,7 @@ def test_a_file_with_every_option_is_read(tmp_path: Path) -> None:
     [
         ("", "names no cache_dir"),
         ("cache_dir = ", "is no TOML"),
-        ('cache_dir = "/c"\ncahce_size = 1', "unknown option 'cahce_size'; the options are allowed_gids, "),
+        ('cache_dir = "/c"\ncahce_size = 1', "unknown option 'cahce_size'; the options are allow_all_users, "),
         ('cache_dir = "/c"\ncache_size = "lots"', "cache_size='lots' is no size"),
         ('cache_dir = "/c"\ncache_size = 0', "cache_size=0 leaves no room"),
         ('cache_dir = "/c"\ncache_size = true', "cache_size=True is no int or str"),

@@ -8,7 +8,9 @@ import math
 import pytest
 from cacheloader_daemon.account import Account, Histogram
 from cacheloader_daemon.exposition import MetricsText, by
-from cacheloader_daemon.metrics import MetricsServer
+from cacheloader_daemon.metrics import MetricsServer, bind_loopback
+
+from cacheloader.errors import ConfigError
 
 
 async def fetched(port: int, request: bytes) -> bytes:
@@ -58,7 +60,11 @@ def test_a_report_with_nonsense_is_counted_and_not_added(wait_s: float) -> None:
 async def test_metrics_and_health_are_served_on_loopback() -> None:
     ready = [False]
     server = MetricsServer(metrics=lambda: "a 1\n", is_ready=lambda: ready[0])
-    port = await server.start(0)
+    sock = bind_loopback(0)
+    port = sock.getsockname()[1]
+    await server.start(sock)
+    with pytest.raises(ConfigError, match=f"metrics_port={port} cannot be used"):
+        bind_loopback(port)
     try:
         response = await fetched(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert response.startswith(b"HTTP/1.0 200 OK\r\n")
