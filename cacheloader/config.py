@@ -91,7 +91,7 @@ class TransportOptions:
                 daemon,
             )
         _settle(self, "daemon", daemon)
-        _settle(self, "cache_dir", str(_absolute(self.cache_dir) if self.cache_dir else default_cache_dir()))
+        _settle(self, "cache_dir", str(_absolute(self.cache_dir) if self.cache_dir else _default_dir(daemon)))
         _settle(self, "cache_size", _cache_size(self.cache_size))
         _settle(self, "direct_memory", parse_size(self.direct_memory, name="direct_memory"))
         for name in ("timeout_s", "hello_timeout_s", "launch_timeout_s", "idle_timeout_s"):
@@ -132,6 +132,18 @@ def _daemon(given: str | None) -> str:
         f'{source}={daemon!r} names no daemon; pass "unix:///absolute/path" of a daemon\'s socket, '
         f'"{NO_DAEMON}" to read without one, or leave it out for a private one'
     )
+
+
+def _default_dir(daemon: str) -> Path:
+    try:
+        return default_cache_dir()
+    except ConfigError:
+        if daemon == EMBEDDED:
+            raise
+        # Only manifests are kept there, named by their digests: any place will do, and none is needed.
+        import tempfile
+
+        return Path(tempfile.gettempdir(), f"cacheloader-{os.getuid()}")
 
 
 def _cache_size(given: int | str | None) -> int | None:

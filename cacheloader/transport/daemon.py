@@ -4,53 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 
 from cacheloader import fdpass
-from cacheloader.errors import (
-    CacheloaderError,
-    ConfigError,
-    DaemonError,
-    DaemonUnavailable,
-    DeadlineExceeded,
-    ProtocolError,
-)
+from cacheloader.errors import ConfigError, DaemonError, DaemonUnavailable, DeadlineExceeded, ProtocolError
 from cacheloader.protocol import messages
-from cacheloader.transport.lease import FileLease
+from cacheloader.transport.leasing import Wanted, lease
 from cacheloader.transport.opening import Subject
+from cacheloader.transport.statistics import TransportStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cacheloader.manifest.record import Manifest
     from cacheloader.transport.base import AccessPlan
-    from cacheloader.transport.link import Answer, Link
-    from cacheloader.transport.resilient import Route, RouteStatistics
+    from cacheloader.transport.lease import FileLease
+    from cacheloader.transport.link import Link
+    from cacheloader.transport.resilient import Route
 
 _AVOID_HOME_AFTER = 2
 _GIVE_UP_AFTER = 6
 
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransportStatistics:
-    """What one session has done since this process opened it.
-
-    Attributes:
-        acquires: Leases taken.
-        acquire_seconds: Time spent waiting for them.
-        route: Where it read.
-    """
-
-    acquires: int
-    acquire_seconds: float
-    route: RouteStatistics
 
 
 class DaemonTransport:
@@ -115,12 +94,12 @@ class DaemonTransport:
         uri = manifest.uri(shard)
         started = time.monotonic()
         deadline = started + self._timeout_s
-        request = _Wanted(shard=shard, uri=uri, timeout_s=self._timeout_s, deadline=deadline)
-        lease = self._persist(lambda link: _lease(link, request), what=f"shard {uri} cannot be had")
-        self._leases.add(lease)
+        request = Wanted(shard=shard, uri=uri, timeout_s=self._timeout_s, deadline=deadline)
+        taken = self._persist(lambda link: lease(link, request), what=f"shard {uri} cannot be had")
+        self._leases.add(taken)
         self._acquires += 1
         self._acquire_seconds += time.monotonic() - started
-        return lease
+        return taken
 
     def statistics(self) -> TransportStatistics:
         """What this session has done so far in this process."""
@@ -202,76 +181,3 @@ class DaemonTransport:
 def _arrays(plan: AccessPlan) -> bytes:
     columns = ((plan.first_clock, "<i8"), (plan.stop_clock, "<i8"), (plan.shard, "<i4"))
     return b"".join(np.ascontiguousarray(column, dtype=kind).tobytes() for column, kind in columns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Wanted:
-    shard: int
-    uri: str
-    timeout_s: float
-    deadline: float
-
-
-def _lease(link: Link, wanted: _Wanted) -> FileLease:
-    """Ask for a shard and wait for both halves of the answer."""
-    shard, uri, deadline = wanted.shard, wanted.uri, wanted.deadline
-    request = messages.Acquire(id=link.next_id(), shard=shard)
-    leased: Answer | None = None
-    last_news = "it said nothing"
-    try:
-        link.send(request, deadline=deadline)
-        while True:
-            answer = link.receive(request.id, deadline=deadline)
-            reply = answer.reply
-            if isinstance(reply, messages.Progress):
-                answer.close()
-                last_news = f"last news: {reply.stage}, {reply.done} of {reply.total or 'an unknown number'}"
-            elif isinstance(reply, messages.Leased) and leased is None:
-                leased = answer
-            elif isinstance(reply, messages.LeasedIndex) and leased is not None:
-                index = _index(answer, reply.size_bytes, uri)
-                break
-            else:
-                answer.close()
-                raise ProtocolError(f"{link.peer} answered Acquire with {type(reply).__name__}")  # noqa: TRY301
-    except BaseException as error:
-        # Whatever ended the wait, also Ctrl-C: what was lent, or still comes, is given back.
-        if leased is not None:
-            leased.close()
-            link.release(shard)
-        elif not isinstance(error, CacheloaderError):
-            link.abandon(request.id, shard)
-        if isinstance(error, TimeoutError):
-            raise DeadlineExceeded(
-                f"shard {uri} did not come within {wanted.timeout_s:g} s from {link.peer} ({last_news}); "
-                "look at its log and at the store, or raise timeout_s=",
-                uri=uri,
-            ) from error
-        raise
-    assert isinstance(leased.reply, messages.Leased)
-    return FileLease(
-        fd=leased.take_fd(),
-        size_bytes=leased.reply.size_bytes,
-        index=index,
-        source=leased.reply.source,
-        uri=uri,
-        on_release=partial(link.release, shard),
-    )
-
-
-def _index(answer: Answer, size_bytes: int, uri: str) -> bytes:
-    """The sample index, read whole: it is small, and a lease then holds one descriptor and not two."""
-    try:
-        parts: list[bytes] = []
-        position = 0
-        while position < size_bytes:
-            part = os.pread(answer.take_fd(), size_bytes - position, position)
-            if not part:
-                raise ProtocolError(f"the index of {uri} ends at byte {position} of {size_bytes}", uri=uri)
-            parts.append(part)
-            position += len(part)
-        return b"".join(parts)
-    except OSError as error:
-        raise ProtocolError(f"the index of {uri} cannot be read: {error.strerror}", uri=uri) from error
-    finally:
-        answer.close()

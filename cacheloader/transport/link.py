@@ -230,7 +230,10 @@ class Link:
                 if not _wait(sock, select.POLLIN, deadline):
                     raise TimeoutError(f"{self.peer} did not answer in time") from None
                 continue
-            except (OSError, ProtocolError) as error:
+            except ProtocolError as error:
+                # The kernel cuts a message whose descriptor finds no place in this process.
+                raise self._lost(f"{error.message}; is the limit of open files (ulimit -n) reached?") from error
+            except OSError as error:
                 raise self._lost(str(error)) from error
             if not received.data:
                 raise self._lost("it closed the connection")

@@ -14,11 +14,10 @@ from cacheloader.transport.resilient import Route
 
 if TYPE_CHECKING:
     from cacheloader.config import TransportOptions
-    from cacheloader.transport.base import Transport
     from cacheloader.transport.endpoint import Endpoint
 
 
-def open_transport(options: TransportOptions) -> Transport:
+def open_transport(options: TransportOptions) -> DaemonTransport:
     """A new session for this process; nothing is connected or started before it is used.
 
     Args:

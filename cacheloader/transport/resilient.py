@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import CacheloaderError, DaemonError, DaemonUnavailable, DeadlineExceeded
 from cacheloader.transport.endpoint import pause_s
 from cacheloader.transport.link import Link, PeerGone
 from cacheloader.transport.opening import Opening
+from cacheloader.transport.statistics import RouteStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,28 +33,10 @@ if TYPE_CHECKING:
 
 _FIRST_LOOK_AFTER_S = 1.0
 _LOOK_S = 1.0
+_LOOK_LAUNCH_S = 5.0
 _GLANCE_S = 0.05
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteStatistics:
-    """Where a session has read, since this process opened it.
-
-    Attributes:
-        peer: Who it is connected to now, "" if to nobody.
-        is_away: Whether that is the substitute.
-        reconnects: Connections to home that were made because an earlier one was lost.
-        fallbacks: Times that it went away from home.
-        returns: Times that it came back.
-    """
-
-    peer: str
-    is_away: bool
-    reconnects: int
-    fallbacks: int
-    returns: int
 
 
 class Route:
@@ -83,11 +65,6 @@ class Route:
     def link(self) -> Link | None:
         """The open connection, if there is one."""
         return self._link if self._link is not None and self._link.is_open else None
-
-    @property
-    def has_substitute(self) -> bool:
-        """Whether the session can go away."""
-        return self._substitute is not None
 
     def statistics(self) -> RouteStatistics:
         """Where this session has read so far."""
@@ -206,7 +183,7 @@ class Route:
         attempt = 0
         while True:
             try:
-                link = self._connect(endpoint, until, subject.manifest)
+                link = self._connect(endpoint, subject.manifest, patience_s=until - time.monotonic())
                 try:
                     return link, wait(link, self._begin(link, endpoint, subject))
                 except BaseException:
@@ -241,7 +218,7 @@ class Route:
             if self._return is None:
                 if now < self._next_look:
                     return
-                link = self._connect(self._home, now + _LOOK_S, subject.manifest)
+                link = self._connect(self._home, subject.manifest, patience_s=_LOOK_S, look=True)
                 self._return = (link, self._begin(link, self._home, subject))
                 glance_s = _GLANCE_S
             link, opening = self._return
@@ -268,13 +245,28 @@ class Route:
         if returning is not None:
             returning[0].close()
 
-    def _connect(self, endpoint: Endpoint, until: float, manifest: Manifest | None) -> Link:
-        deadline = max(until, time.monotonic() + endpoint.launch_s)
+    def _connect(self, endpoint: Endpoint, manifest: Manifest | None, *, patience_s: float, look: bool = False) -> Link:
+        """One attempt at a connection that has been greeted.
+
+        Args:
+            endpoint: Where to.
+            manifest: The data set, if it is known; then somebody is in the middle of reading it.
+            patience_s: How much time is left for a peer that should be there.
+            look: Whether it is only a look, taken while the reading goes on elsewhere.
+        """
+        if look:
+            wait_s = min(endpoint.launch_s, _LOOK_LAUNCH_S) or _LOOK_S
+        elif endpoint.launch_s:
+            wait_s = endpoint.launch_s
+        elif manifest is None:
+            # A daemon that is still starting keeps a queue of connections and answers them late.
+            wait_s = max(patience_s, self._options.hello_timeout_s)
+        else:
+            wait_s = patience_s
+        deadline = time.monotonic() + wait_s
         link = Link(endpoint.connect(deadline=deadline, manifest=manifest), peer=endpoint.name)
         try:
-            # A shared daemon that is busy starting keeps its queue of connections and answers late.
-            patience_s = self._options.hello_timeout_s if endpoint.launch_s or not manifest else 0.0
-            endpoint.check(link.hello(deadline=max(until, time.monotonic() + patience_s)))
+            endpoint.check(link.hello(deadline=max(deadline, time.monotonic() + _LOOK_S)))
         except BaseException:
             link.close()
             raise

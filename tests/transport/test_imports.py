@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 CLIENT = [
-    "base", "daemon", "direct", "embedded", "endpoint", "inheritance", "lease", "link", "memory", "open", "opening",
-    "process", "resilient",
+    "base", "control", "daemon", "direct", "embedded", "endpoint", "inheritance", "lease", "leasing", "link", "memory",
+    "open", "opening", "process", "resilient", "statistics",
 ]  # fmt: skip
 HEAVY = {"torch", "obstore", "fsspec", "s3fs", "aiobotocore", "aiohttp", "aiofiles", "asyncio", "uvloop", "lmdb"}
 

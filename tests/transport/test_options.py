@@ -109,3 +109,4 @@ def test_user_without_a_home_directory_is_told_what_to_set(monkeypatch):
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(ConfigError, match="CACHELOADER_CACHE_DIR"):
         TransportOptions()
+    assert TransportOptions(daemon="unix:///run/x.sock").directory.is_absolute()
