@@ -112,8 +112,8 @@ class DaemonTransport:
         """See ``Transport.close``. In a forked child it closes the child's copies and the parent never hears of it."""
         self._is_closed = True
         self._route.close()
-        for lease in list(self._leases):
-            lease.release()
+        for taken in list(self._leases):
+            taken.release()
 
     def _begin_in_this_process(self) -> None:
         self._pid = os.getpid()

@@ -71,6 +71,7 @@ def test_broken_connection_is_made_again_with_data_set_plan_and_clock(peer, othe
     assert other.num_connections == 0
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     # What was lent on the broken connection is not given back on the new one.
+    peer.wait_for(messages.Release, 2)
     assert peer.requests(messages.Release) == [messages.Release(shard=1), messages.Release(shard=2)]
 
 
