@@ -18,8 +18,8 @@ def main() -> None:
 
 
 def _answer(profile: str | None, *, credentials: bool) -> dict[str, str | None]:
-    from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]
-    from botocore.session import Session  # type: ignore[import-untyped]
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.session import Session
 
     try:
         session = Session(profile=profile)
@@ -43,7 +43,7 @@ def _answer(profile: str | None, *, credentials: bool) -> dict[str, str | None]:
 
 
 def _endpoint_url(session: object) -> str | None:
-    from botocore.configprovider import ConfiguredEndpointProvider  # type: ignore[import-untyped]
+    from botocore.configprovider import ConfiguredEndpointProvider
 
     provider = ConfiguredEndpointProvider(
         full_config=session.full_config,  # type: ignore[attr-defined]

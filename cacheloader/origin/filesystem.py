@@ -218,7 +218,8 @@ def _object_info(uri: str, info: Mapping[str, Any]) -> ObjectInfo:
     size_bytes = int(info["size"])
     name = next((name for name in _VERSION_NAMES if info.get(name)), "")
     value = info[name] if name else ""
-    text = value.isoformat() if isinstance(value, datetime) else str(value)
+    # Some tell a time as a number in one method and as a date in another.
+    text = str(value.timestamp() if isinstance(value, datetime) else value)
     # A time alone is a weak mark: an overwrite within its resolution keeps it, but seldom the size too.
     exact = not name or name in {"ETag", "etag", "generation", "blob_id", "sha"}
     return ObjectInfo(uri=uri, size_bytes=size_bytes, version=text if exact else f"{text}-{size_bytes}")

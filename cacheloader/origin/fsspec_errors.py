@@ -65,14 +65,14 @@ _BUILT_IN: tuple[tuple[type[BaseException], type[OriginError]], ...] = (
 def described(error: Exception) -> tuple[type[OriginError], str]:
     """What ``error`` means: our class, and the cause in a few words."""
     for cause in _chain(error):
+        # Names first: aiohttp gives a body that broke off a status of its own making.
+        for ancestor in type(cause).__mro__:
+            if ancestor.__module__ != "builtins" and ancestor.__name__ in KINDS:
+                return KINDS[ancestor.__name__], _words(cause)
         status, code, said = _answer(cause)
         if status:
             words = f"{status} {code}".strip() + (f" ({said})" if said else "")
             return kind_for_status(status, code), words
-    for cause in _chain(error):
-        for ancestor in type(cause).__mro__:
-            if ancestor.__module__ != "builtins" and ancestor.__name__ in KINDS:
-                return KINDS[ancestor.__name__], _words(cause)
     for known, kind in _BUILT_IN:
         if isinstance(error, known):
             return kind, _words(error)

@@ -13,6 +13,7 @@ from cacheloader.errors import ConfigError
 
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _MAGIC = re.compile(r"[*?\[{]")
+_HOSTED = {"s3", "gs", "az", "abfs", "http", "https"}
 _SYNONYMS = {"s3a": "s3", "gcs": "gs", "local": "file", "abfss": "abfs"}
 
 
@@ -46,7 +47,7 @@ def canonical_url(url: str, *, working_directory: str = "/") -> str:
             raise ConfigError(f"{url} starts with ~, which no daemon can expand; pass an absolute path")
         path = f"{PurePosixPath(working_directory) / rest}"
         return f"file://{path}{'/' if rest.endswith('/') and path != '/' else ''}"
-    if not rest.strip("/") and scheme != "memory":
+    if not rest or (scheme in _HOSTED and rest.startswith("/")):
         raise ConfigError(f"{url} names no bucket or host; pass a URL such as {scheme}://bucket/train/")
     return f"{scheme}://{rest}"
 

@@ -163,7 +163,7 @@ def gs_store(url: str, options: Mapping[str, object], environment: Mapping[str, 
 
 
 def _gs_token(token: object) -> dict[str, Any]:
-    if token is None or token in {"google_default", "cloud", "cache"}:
+    if token in (None, "google_default", "cloud", "cache"):  # a set would hash the dict
         return {}
     if token == "anon":  # noqa: S105
         return {"skip_signature": True}
