@@ -6,21 +6,17 @@ import argparse
 import json
 import logging
 import os
-import stat
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cacheloader.errors import CacheloaderError
+from cacheloader_daemon import logs
 from cacheloader_daemon.config import DaemonConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger(__name__)
-
-MAX_LOG_BYTES = 4 * 2**20
-"""A private daemon's log is emptied at a start when it has grown beyond this; it counts against the quota."""
 
 
 class ReadyLine:
@@ -61,14 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.ready_fd is not None:
         os.set_inheritable(options.ready_fd, False)  # noqa: FBT003
     ready = ReadyLine(options.ready_fd)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-    )
+    logs.begin()
     try:
         config = _config(options)
         logging.getLogger().setLevel(config.log_level)
         if config.private:
-            _empty_long_log()
+            logs.empty_if_long()
         # Imported late, so that a wrong option is told at once.
         from cacheloader_daemon.app import serve
 
@@ -106,9 +100,3 @@ def _config(options: argparse.Namespace) -> DaemonConfig:
     if path is None:
         return DaemonConfig.from_mapping(flags, source="the command line")
     return DaemonConfig.from_mapping({**DaemonConfig.read(path), **flags}, source=str(path))
-
-
-def _empty_long_log() -> None:
-    status = os.fstat(sys.stderr.fileno())
-    if stat.S_ISREG(status.st_mode) and status.st_size > MAX_LOG_BYTES:
-        os.ftruncate(sys.stderr.fileno(), 0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from cacheloader import fdpass
-from cacheloader.errors import DatasetError, DeadlineExceeded, ProtocolError, from_wire
+from cacheloader.errors import DaemonError, DatasetError, DeadlineExceeded, ProtocolError, from_wire
 from cacheloader_daemon.indexer import PrepareFailed, PrepareShard, ShardPrepared
 
 log = logging.getLogger(__name__)
@@ -90,9 +90,16 @@ class _Worker:
                 # -P: the directory that the training script happens to run in must not shadow modules.
                 command = [sys.executable, "-P", "-m", "cacheloader_daemon.indexer", str(theirs.fileno())]
                 environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-                self._process = subprocess.Popen(  # noqa: S603
-                    command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
-                )
+                try:
+                    self._process = subprocess.Popen(  # noqa: S603
+                        command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
+                    )
+                except OSError as error:
+                    ours.close()
+                    raise DaemonError(
+                        f"a process that indexes shards cannot be started ({error.strerror}); the node is short of "
+                        "memory or processes"
+                    ) from error
             self._sock = ours
             return ours
 
@@ -173,7 +180,10 @@ class Preparers:
 
     async def warm(self) -> None:
         """Start the first process now, so that the first shard does not wait for its imports."""
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._workers[0].start)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, self._workers[0].start)
+        except (_WorkerLost, DaemonError) as error:
+            log.info("no index worker was started ahead: %r", error)
 
     async def prepare(self, fd: int, *, format_name: str, uri: str, size_bytes: int) -> Prepared:
         """Index and checksum of the shard in ``fd``.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
-from cacheloader.keys import KEY_BYTES, shard_key
+from cacheloader.keys import shard_key
 from cacheloader.origin.base import ObjectInfo
 from cacheloader_daemon.plan.events import ShardRef
 
@@ -37,35 +36,6 @@ class ShardSource:
     origin: Origin
 
 
-class ShardRefs(Sequence[ShardRef]):
-    """The shards of a manifest as the planner sees them; 24 bytes a shard instead of an object."""
-
-    def __init__(self, keys: bytes, reserve_bytes: Sequence[int]) -> None:
-        self._keys = keys
-        self._reserve_bytes = reserve_bytes
-
-    def __len__(self) -> int:
-        return len(self._reserve_bytes)
-
-    @overload
-    def __getitem__(self, index: int) -> ShardRef: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ShardRef]: ...
-
-    def __getitem__(self, index: int | slice) -> ShardRef | Sequence[ShardRef]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        reserve_bytes = int(self._reserve_bytes[index])
-        if index < 0:
-            index += len(self)
-        return ShardRef(key=self.key(index), reserve_bytes=reserve_bytes)
-
-    def key(self, index: int) -> bytes:
-        """Key of shard number ``index``."""
-        return self._keys[index * KEY_BYTES : (index + 1) * KEY_BYTES]
-
-
 class Dataset:
     """A manifest and its origin; shared by all sessions that read it, never changed."""
 
@@ -89,7 +59,11 @@ class Dataset:
             )
             for shard, size_bytes in enumerate(sizes)
         ]
-        self.shards = ShardRefs(b"".join(keys), [reserve_bytes(size_bytes) for size_bytes in sizes])
+        # Made here and shared by all sessions: the planner, on the loop, knows a data set again by this list.
+        self.shards = [
+            ShardRef(key=key, reserve_bytes=reserve_bytes(size_bytes))
+            for key, size_bytes in zip(keys, sizes, strict=True)
+        ]
         self._index = {key: shard for shard, key in enumerate(keys)}
 
     def source(self, key: bytes) -> ShardSource | None:

@@ -30,15 +30,15 @@ from cacheloader.errors import (
 )
 from cacheloader.formats.base import index_samples
 from cacheloader.protocol import frames, messages
+from tests.support.node_daemon import NodeDaemon
 from tests.support.seaweedfs import free_ports, storage_options
 from tests.support.shard_sets import ShardSet, write_shards
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.counting_proxy import CountingProxy
-    from tests.support.node_daemon import NodeDaemon
     from tests.support.raw_client import RawClient
 
     Daemons = Callable[..., NodeDaemon]
@@ -46,7 +46,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def daemon(daemons: Daemons) -> NodeDaemon:
+    """A daemon of the test's own."""
     return daemons().start()
+
+
+@pytest.fixture(scope="module")
+def long_lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeDaemon]:
+    """One daemon for the tests that neither count nor break anything, and so show that clients leave no traces."""
+    daemon = NodeDaemon(directory=tmp_path_factory.mktemp("long-lived") / "cache").start()
+    yield daemon
+    assert "defect" not in daemon.log
+    assert daemon.stop() == 0
 
 
 @pytest.fixture
@@ -82,9 +92,9 @@ def open_over(client: RawClient, url: str, proxy: CountingProxy, **options: Any)
 
 
 def test_every_shard_is_what_the_origin_has_and_its_index_counts_its_samples(
-    daemon: NodeDaemon, shards: ShardSet
+    long_lived: NodeDaemon, shards: ShardSet
 ) -> None:
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         manifest = client.open_dataset([shards.folder])
         assert manifest.total_samples == len(shards.digests)
         for shard, path in enumerate(shards.paths):
@@ -94,15 +104,15 @@ def test_every_shard_is_what_the_origin_has_and_its_index_counts_its_samples(
             lease.close()
 
 
-def test_leased_descriptors_cannot_be_written(daemon: NodeDaemon, shards: ShardSet) -> None:
-    with daemon.connect() as client:
+def test_leased_descriptors_cannot_be_written(long_lived: NodeDaemon, shards: ShardSet) -> None:
+    with long_lived.connect() as client:
         client.open_dataset([shards.folder])
         lease = client.acquire(0)
         for fd in (lease.data_fd, lease.index_fd):
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.pwrite(fd, b"x", 0)
         lease.close()
-    assert all(blob.stat().st_mode & 0o777 == 0o440 for blob in daemon.blobs)
+    assert all(blob.stat().st_mode & 0o777 == 0o440 for blob in long_lived.blobs)
 
 
 def test_clients_that_ask_for_one_shard_at_once_cause_one_fetch(
@@ -214,11 +224,11 @@ def test_many_ranks_that_open_one_data_set_list_it_once(
 
 
 def test_an_opening_goes_on_for_the_others_when_one_client_leaves(
-    daemon: NodeDaemon, url: str, s3_proxy: CountingProxy
+    long_lived: NodeDaemon, url: str, s3_proxy: CountingProxy
 ) -> None:
     """1. Two clients open a slow data set. 2. The one that came first leaves. 3. The other gets it all the same."""
     s3_proxy.latency_s = 0.2
-    first, second = daemon.connect(), daemon.connect()
+    first, second = long_lived.connect(), long_lived.connect()
     spec = frames.encode(messages.DatasetSpec(urls=[url], storage_options=storage_options(s3_proxy.url)))
     for client in (first, second):
         fd = fdpass.sealed_memory_file("spec", spec)
@@ -262,12 +272,12 @@ def test_a_known_digest_is_opened_without_asking_the_origin(
     assert not s3_proxy.exchanges
 
 
-def test_a_digest_that_is_no_longer_true_is_refused_naming_both(daemon: NodeDaemon, folder: Path) -> None:
+def test_a_digest_that_is_no_longer_true_is_refused_naming_both(long_lived: NodeDaemon, folder: Path) -> None:
     unknown = "0" * 32
-    with daemon.connect() as client, pytest.raises(StateMismatch) as caught:
+    with long_lived.connect() as client, pytest.raises(StateMismatch) as caught:
         client.open_dataset([folder], digest=unknown)
     assert unknown in caught.value.message
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         digest = client.open_dataset([folder]).digest
     assert digest in caught.value.message
 
@@ -283,9 +293,9 @@ def test_wrong_counts_beside_the_shards_are_found_when_a_shard_is_read(daemon: N
     wait_until(lambda: daemon.plan()["leased_shards"] == 0)
 
 
-def test_progress_is_told_at_most_ten_times_a_second(daemon: NodeDaemon, tmp_path: Path) -> None:
+def test_progress_is_told_at_most_ten_times_a_second(long_lived: NodeDaemon, tmp_path: Path) -> None:
     many = write_shards(tmp_path / "many", num_shards=150, samples_per_shard=1, sample_bytes=100)
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         started_s = time.monotonic()
         client.open_dataset([many.folder])
         seconds = time.monotonic() - started_s
@@ -313,9 +323,9 @@ def test_a_truncated_shard_is_refused_by_name_and_the_others_are_not(daemon: Nod
     assert not daemon.partial_files
 
 
-def test_a_shard_that_changed_since_the_manifest_is_never_mixed(daemon: NodeDaemon, folder: Path) -> None:
+def test_a_shard_that_changed_since_the_manifest_is_never_mixed(long_lived: NodeDaemon, folder: Path) -> None:
     (folder / "sizes.json").write_text(json.dumps({path.name: 10 for path in folder.glob("*.tar")}))
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         client.open_dataset([folder])
         victim = sorted(folder.glob("*.tar"))[1]
         victim.write_bytes(victim.read_bytes())
@@ -325,7 +335,7 @@ def test_a_shard_that_changed_since_the_manifest_is_never_mixed(daemon: NodeDaem
 
 
 def test_what_cannot_be_reached_is_a_typed_error_within_ten_seconds(
-    daemon: NodeDaemon, bucket: str, prefix: str, s3_proxy: CountingProxy, url: str, tmp_path: Path
+    long_lived: NodeDaemon, bucket: str, prefix: str, s3_proxy: CountingProxy, url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     nobody = f"http://127.0.0.1:{next(free_ports())}"
@@ -344,10 +354,10 @@ def test_what_cannot_be_reached_is_a_typed_error_within_ten_seconds(
     ]
     for case, options, expected in cases:
         started_s = time.monotonic()
-        with daemon.connect() as client, pytest.raises(expected):
+        with long_lived.connect() as client, pytest.raises(expected):
             client.open_dataset([case], options=options)
         assert time.monotonic() - started_s < 10, case
-    assert "defect" not in daemon.log
+    assert "defect" not in long_lived.log
 
 
 def test_a_plan_that_needs_more_than_the_cache_holds_is_refused_with_the_arithmetic(
@@ -376,9 +386,9 @@ def test_a_plan_that_needs_more_than_the_cache_holds_is_refused_with_the_arithme
     ],
 )
 def test_a_shard_that_is_not_there_is_refused_and_the_session_goes_on(
-    daemon: NodeDaemon, shards: ShardSet, request_: messages.Acquire, message: str
+    long_lived: NodeDaemon, shards: ShardSet, request_: messages.Acquire, message: str
 ) -> None:
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         client.open_dataset([shards.folder])
         with pytest.raises(ProtocolError, match=message):
             client.ask(request_)
@@ -400,9 +410,9 @@ def test_a_shard_that_is_not_there_is_refused_and_the_session_goes_on(
     ids=repr,
 )
 def test_a_client_that_breaks_the_rules_is_told_and_closed(
-    daemon: NodeDaemon, shards: ShardSet, broken: messages.Request | bytes
+    long_lived: NodeDaemon, shards: ShardSet, broken: messages.Request | bytes
 ) -> None:
-    with daemon.connect() as client, daemon.connect() as other:
+    with long_lived.connect() as client, long_lived.connect() as other:
         client.open_dataset([shards.folder])
         other.open_dataset([shards.folder])
         client.say(broken)
@@ -412,11 +422,11 @@ def test_a_client_that_breaks_the_rules_is_told_and_closed(
         with pytest.raises(EOFError):
             client.hear()
         other.acquire(0).close()
-    assert "defect" not in daemon.log
+    assert "defect" not in long_lived.log
 
 
 @pytest.mark.parametrize("kind", ["not sealed", "too short", "empty", "a pipe", "not sorted", "beyond the data set"])
-def test_a_plan_that_is_no_plan_is_refused(daemon: NodeDaemon, shards: ShardSet, kind: str) -> None:
+def test_a_plan_that_is_no_plan_is_refused(long_lived: NodeDaemon, shards: ShardSet, kind: str) -> None:
     first, stop, shard = np.arange(4, dtype="<i8"), np.arange(1, 5, dtype="<i8"), np.arange(4, dtype="<i4")
     if kind == "not sorted":
         first, stop = first[::-1], stop[::-1]
@@ -432,7 +442,7 @@ def test_a_plan_that_is_no_plan_is_refused(daemon: NodeDaemon, shards: ShardSet,
         os.close(fd)
         fd, writer = os.pipe()
         os.close(writer)
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         client.open_dataset([shards.folder])
         with pytest.raises(ProtocolError):
             client.ask(messages.FollowPlan(id=9, num_accesses=4, clock=0), fd)
@@ -440,31 +450,31 @@ def test_a_plan_that_is_no_plan_is_refused(daemon: NodeDaemon, shards: ShardSet,
         client.follow(range(4))
 
 
-def test_a_second_data_set_on_one_connection_is_refused(daemon: NodeDaemon, shards: ShardSet) -> None:
-    with daemon.connect() as client:
+def test_a_second_data_set_on_one_connection_is_refused(long_lived: NodeDaemon, shards: ShardSet) -> None:
+    with long_lived.connect() as client:
         client.open_dataset([shards.folder])
         with pytest.raises(ProtocolError, match="one connection reads one data set"):
             client.open_dataset([shards.folder])
 
 
-def test_a_failed_opening_may_be_tried_again(daemon: NodeDaemon, shards: ShardSet, tmp_path: Path) -> None:
-    with daemon.connect() as client:
+def test_a_failed_opening_may_be_tried_again(long_lived: NodeDaemon, shards: ShardSet, tmp_path: Path) -> None:
+    with long_lived.connect() as client:
         with pytest.raises(ConfigError):
             client.open_dataset(["relative"])
         assert len(client.open_dataset([shards.folder])) == 8
 
 
-def test_requests_before_a_data_set_is_open_are_refused(daemon: NodeDaemon) -> None:
-    with daemon.connect() as client:
+def test_requests_before_a_data_set_is_open_are_refused(long_lived: NodeDaemon) -> None:
+    with long_lived.connect() as client:
         with pytest.raises(ProtocolError, match="Acquire came before a data set was opened"):
             client.acquire(0)
         assert client.status()
 
 
 def test_more_open_requests_than_allowed_are_refused_one_by_one(
-    daemon: NodeDaemon, counted_url: str, s3_proxy: CountingProxy
+    long_lived: NodeDaemon, counted_url: str, s3_proxy: CountingProxy
 ) -> None:
-    with daemon.connect() as client:
+    with long_lived.connect() as client:
         open_over(client, counted_url, s3_proxy)
         s3_proxy.latency_s = 1.0
         for number in range(300):

@@ -96,7 +96,7 @@ class Server:
         self._occupancy_changed(len(self._connections))
 
     def _greeted(self, connection: Connection, hello: Hello) -> Handler:
-        log.info("process %d connected: %s", connection.peer.pid, hello.client[:200])
+        log.debug("process %d connected: %s", connection.peer.pid, hello.client[:200])
         return self._open_session(connection)
 
     def _left(self, connection: Connection) -> None:
