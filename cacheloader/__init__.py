@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cacheloader import errors as errors
     from cacheloader.dataset import RemoteDataset as RemoteDataset
+    from cacheloader.delivery import SKIP as SKIP
     from cacheloader.loader import DataLoader as DataLoader
 
 __version__ = "0.1.0"
 
 _ROOMS = {
+    "SKIP": "cacheloader.delivery",
     "DataLoader": "cacheloader.loader",
     "RemoteDataset": "cacheloader.dataset",
 }
 
-__all__ = ["DataLoader", "RemoteDataset", "__version__", "errors"]
+__all__ = ["SKIP", "DataLoader", "RemoteDataset", "__version__", "errors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,8 @@
     │   └── OriginUnavailable  5xx, refused or broken connections, DNS
     ├── DatasetError           the data is there and is not what it should be
     │   ├── EmptyDataset       the URLs match no shard
-    │   └── CorruptShard       a shard cannot be parsed
+    │   ├── CorruptShard       a shard cannot be parsed
+    │   └── BadSample          the user's transform failed on more samples than allowed
     └── DaemonError            the node daemon
         ├── DaemonUnavailable  it cannot be reached or started
         ├── CacheUnusable      its cache directory cannot be used
@@ -119,6 +120,10 @@ class EmptyDataset(DatasetError):
 
 class CorruptShard(DatasetError):
     """A shard cannot be parsed as its format."""
+
+
+class BadSample(DatasetError):
+    """The user's transform failed on more samples than may be skipped."""
 
 
 class DaemonError(CacheloaderError):

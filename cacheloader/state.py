@@ -83,15 +83,12 @@ def parse(state: Mapping[str, Any]) -> Position:
     return Position(manifest=manifest, order=dict(order), epoch=epoch, row=row)
 
 
-def reconcile(
-    saved: Position, current: Position, *, num_rows: int, on_mismatch: Mapping[str, Policy] | None = None
-) -> Position:
+def reconcile(saved: Position, current: Position, *, on_mismatch: Mapping[str, Policy] | None = None) -> Position:
     """Where to go on, given a saved position and what the job reads now.
 
     Args:
         saved: What was stored.
         current: Manifest and order of this job; its epoch and row are not looked at.
-        num_rows: Rows of one epoch of this job, a bound for ``row``.
         on_mismatch: For a field that differs, ``"accept"`` to go on at the saved row all the same, or
             ``"restart_epoch"`` to go on at row 0 of the saved epoch. Fields are ``manifest`` and those of the order.
 
@@ -120,11 +117,6 @@ def reconcile(
         )
     restart = any(policies[name] == "restart_epoch" for name in different)
     row = 0 if restart else saved.row
-    if row > num_rows:
-        raise StateMismatch(
-            f"the saved position is row {row} of an epoch that has {num_rows} rows now; "
-            'pass on_mismatch={"manifest": "restart_epoch"} to redo the epoch'
-        )
     return Position(manifest=current.manifest, order=current.order, epoch=saved.epoch, row=row)
 
 

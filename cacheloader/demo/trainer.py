@@ -49,7 +49,7 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def open_loader(config: dict[str, Any]) -> cl.DataLoader[Any]:
+def open_loader(config: dict[str, Any]) -> cl.DataLoader:
     """The loader that the configuration describes."""
     dataset = cl.RemoteDataset(
         config["urls"],
@@ -93,7 +93,7 @@ def main(config_path: str) -> None:
 
 def _train_epoch(
     epoch: int,
-    loader: cl.DataLoader[Any],
+    loader: cl.DataLoader,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     log: TextIO,

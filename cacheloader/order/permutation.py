@@ -74,7 +74,7 @@ def small_permutation(key: np.uint64, size: int) -> NDArray[np.uint16]:
     Returns:
         uint16 [size]: what lies at each place.
     """
-    words = _mixed(_SORT_NUMBER[:size] * _STEP + key)
+    words = mixed(_SORT_NUMBER[:size] * _STEP + key)
     return np.argsort(words, kind="stable").astype(np.uint16)
 
 
@@ -96,7 +96,7 @@ def large_permutation(
     # IEEE demands that sqrt is rounded correctly, so this is the same everywhere; any nearby side would do as well.
     heights = np.sqrt(limits.astype(np.float64)).astype(np.uint64)
     widths = (limits + heights - _ONE) // heights
-    round_keys = _mixed(_ROUND_NUMBER[:, None] * _STEP + key)
+    round_keys = mixed(_ROUND_NUMBER[:, None] * _STEP + key)
     result = _network(place.astype(np.uint64), heights[window], widths[window], round_keys[:, window])
     outside = np.flatnonzero(result >= limits[window])
     while outside.size:
@@ -129,7 +129,7 @@ def _network(
     return moved * width + other
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A bijection on 64 bits in which every bit of the result depends on every bit given (SplitMix64's last step)."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -47,7 +47,7 @@ class Subject:
         """
         if not spec.urls:
             raise ConfigError("urls is empty; name at least one URL, path, pattern or directory")
-        urls = [_absolute(url) for url in spec.urls]
+        urls = [absolute_url(url) for url in spec.urls]
         return cls(spec=msgspec.structs.replace(spec, urls=urls), digest=digest)
 
     def encoded_spec(self, *, private: bool) -> bytes:
@@ -163,7 +163,7 @@ def _mapped(fd: int) -> mmap.mmap | bytes:
     return mmap.mmap(fd, size_bytes, access=mmap.ACCESS_READ) if size_bytes else b""
 
 
-def _absolute(url: str) -> str:
+def absolute_url(url: str) -> str:
     """``url`` as another process, with another working directory, understands it."""
     if "://" in url:
         return url

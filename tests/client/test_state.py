@@ -29,7 +29,7 @@ def test_a_position_stays_below_one_kibibyte() -> None:
 
 
 def test_the_same_order_goes_on_at_the_saved_row() -> None:
-    assert reconcile(SAVED, here(), num_rows=100) == SAVED
+    assert reconcile(SAVED, here()) == SAVED
 
 
 @pytest.mark.parametrize(
@@ -41,34 +41,29 @@ def test_the_same_order_goes_on_at_the_saved_row() -> None:
 )  # fmt: skip
 def test_every_field_that_changes_the_order_is_refused_with_old_and_new(field: str, value: object) -> None:
     with pytest.raises(StateMismatch, match=rf"{field}: saved .*, now {value!r}.*on_mismatch"):
-        reconcile(SAVED, here(**{field: value}), num_rows=100)
+        reconcile(SAVED, here(**{field: value}))
 
 
 def test_a_difference_can_be_accepted_at_the_same_row_or_from_the_start_of_the_epoch() -> None:
     now = here(seed=2)
-    assert reconcile(SAVED, now, num_rows=100, on_mismatch={"seed": "accept"}).row == 17
-    restarted = reconcile(SAVED, now, num_rows=100, on_mismatch={"seed": "restart_epoch"})
+    assert reconcile(SAVED, now, on_mismatch={"seed": "accept"}).row == 17
+    restarted = reconcile(SAVED, now, on_mismatch={"seed": "restart_epoch"})
     assert (restarted.epoch, restarted.row, restarted.order["seed"]) == (3, 0, 2)
 
 
 def test_a_policy_for_a_field_that_does_not_differ_changes_nothing() -> None:
-    assert reconcile(SAVED, here(), num_rows=100, on_mismatch={"seed": "restart_epoch"}) == SAVED
+    assert reconcile(SAVED, here(), on_mismatch={"seed": "restart_epoch"}) == SAVED
 
 
 def test_accepting_one_difference_does_not_accept_another() -> None:
     with pytest.raises(StateMismatch, match="lanes"):
-        reconcile(SAVED, here(seed=2, lanes=8), num_rows=100, on_mismatch={"seed": "accept"})
+        reconcile(SAVED, here(seed=2, lanes=8), on_mismatch={"seed": "accept"})
 
 
 @pytest.mark.parametrize("policies", [{"sed": "accept"}, {"seed": "ignore"}])
 def test_an_unknown_policy_or_field_is_refused(policies: dict[str, str]) -> None:
     with pytest.raises(StateMismatch, match="unknown"):
-        reconcile(SAVED, here(), num_rows=100, on_mismatch=policies)  # type: ignore[arg-type]
-
-
-def test_a_row_behind_the_end_of_the_epoch_is_refused() -> None:
-    with pytest.raises(StateMismatch, match="row 17 of an epoch that has 10 rows"):
-        reconcile(SAVED, here(manifest="b" * 32), num_rows=10, on_mismatch={"manifest": "accept"})
+        reconcile(SAVED, here(), on_mismatch=policies)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def open_dataset(shard_set: ShardSet, cache_dir: Path, **options: Any) -> cl.Rem
     return cl.RemoteDataset(str(shard_set.folder), **(defaults | options))
 
 
-def open_loader(dataset: cl.RemoteDataset, *, num_workers: int = 2, **options: Any) -> cl.DataLoader[Any]:
+def open_loader(dataset: cl.RemoteDataset, *, num_workers: int = 2, **options: Any) -> cl.DataLoader:
     return cl.DataLoader(dataset, batch_size=BATCH, num_workers=num_workers, collate_fn=list, **options)
 
 
@@ -107,7 +107,7 @@ def test_a_job_resumes_in_mid_epoch_with_other_ranks_and_workers(
 ) -> None:
     """Three steps on ``world`` ranks, then the rest of the epoch on ``next_world``."""
 
-    def loaders(ranks: int, workers: int) -> list[cl.DataLoader[Any]]:
+    def loaders(ranks: int, workers: int) -> list[cl.DataLoader]:
         return [
             cl.DataLoader(
                 open_dataset(shard_set, cache_dir, rank=rank, world_size=ranks, transform=None),

@@ -1,0 +1,119 @@
+"""One data set as one process reads it: the session with its daemon, the manifest, and the shards it holds."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cacheloader.formats import registry
+from cacheloader.shelf import Shelf
+from cacheloader.transport.open import open_transport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from cacheloader.config import TransportOptions
+    from cacheloader.formats.base import Sample
+    from cacheloader.manifest.record import Manifest
+    from cacheloader.protocol.messages import DatasetSpec
+    from cacheloader.transport.base import AccessPlan, Transport
+
+
+class Source:
+    """Shards to samples. Pickles small, and opens itself anew in every process that uses it.
+
+    Args:
+        spec: What to read.
+        transport_options: How to get it.
+        columns: Fields to read, all if ``None``.
+        progress: Called with (stage, done, total) while the data set is resolved, which happens here.
+
+    Attributes:
+        digest: Digest of the manifest; other processes accept no other.
+    """
+
+    def __init__(
+        self,
+        spec: DatasetSpec,
+        *,
+        transport_options: TransportOptions,
+        columns: Sequence[str] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._transport_options = transport_options
+        self._columns = None if columns is None else tuple(columns)
+        self._pid = os.getpid()
+        self._transport: Transport | None = None
+        self._manifest: Manifest | None = None
+        self._shelf: Shelf | None = None
+        self.digest = ""
+        self.digest = self._open(progress)[1].digest
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards, with sizes, versions and sample counts."""
+        return self._open()[1]
+
+    def follow(self, plan: AccessPlan) -> None:
+        """Begin an iteration: give back what an earlier one still holds and announce the coming accesses."""
+        transport, manifest = self._open()
+        self.let_go()
+        transport.follow(plan)
+        self._shelf = Shelf(
+            transport=transport,
+            manifest=manifest,
+            plan=plan,
+            shard_format=registry.named(manifest.format),
+            columns=self._columns,
+        )
+
+    def read(self, shard: NDArray[np.int32], sample: NDArray[np.int64]) -> list[Sample]:
+        """Samples in the order asked for, read shard by shard.
+
+        Args:
+            shard: int32 [n]; index in the manifest.
+            sample: int64 [n]; index in the shard.
+        """
+        assert self._shelf is not None, "read before follow"
+        samples: list[Sample] = [{}] * len(shard)
+        by_shard = np.argsort(shard, kind="stable")
+        edges = np.flatnonzero(np.diff(shard[by_shard])) + 1
+        for group in np.split(by_shard, edges) if len(by_shard) else ():
+            reader = self._shelf.reader(int(shard[group[0]]))
+            for place, content in zip(group.tolist(), reader.read(sample[group]), strict=True):
+                samples[place] = content
+        return samples
+
+    def advance(self, clock: int) -> None:
+        """Every row before ``clock`` is done: give back shards that no later row needs."""
+        assert self._shelf is not None, "advance before follow"
+        self._shelf.advance(clock)
+
+    def let_go(self) -> None:
+        """Give back every shard; calling it again does nothing."""
+        if self._shelf is not None:
+            self._shelf.clear()
+            self._shelf = None
+
+    def _open(self, progress: Callable[[str, int, int], None] | None = None) -> tuple[Transport, Manifest]:
+        if self._pid != os.getpid():
+            self._leave_parent()
+        if self._transport is None or self._manifest is None:
+            self._transport = open_transport(self._transport_options)
+            self._manifest = self._transport.open_dataset(self._spec, digest=self.digest, progress=progress)
+        return self._transport, self._manifest
+
+    def _leave_parent(self) -> None:
+        transport, self._transport = self._transport, None  # the connection is the parent's
+        self._pid = os.getpid()
+        self._manifest = self._shelf = None
+        if transport is not None:
+            transport.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_transport": None, "_manifest": None, "_shelf": None, "_pid": -1}
