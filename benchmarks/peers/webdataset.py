@@ -26,7 +26,7 @@ class WebdatasetLoader:
             handler of its ``gopen`` hook that streams with ``"boto3"`` or ``"obstore"``.
     """
 
-    def __init__(self, *, cached: bool, opener: str = "curl") -> None:
+    def __init__(self, *, cached: bool, opener: str = "obstore") -> None:
         self.is_cached = cached
         self._opener = opener
         self._workers = 0
