@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import page_cache
 from benchmarks.harness.contestant import Store
-from tests.support.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedServer, free_ports
+from cacheloader.demo.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedServer, free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,8 @@ class RunningStore:
         """Put the shards below ``prefix``, with ``shards.json`` beside them or without."""
         client = self.server.client()
         for name in packed.names + (["shards.json"] if with_counts else []):
-            client.upload_file(str(packed.folder / name), BUCKET, prefix + name)
+            with (packed.folder / name).open("rb") as body:
+                client.put_object(Bucket=BUCKET, Key=prefix + name, Body=body)
         return Store(
             endpoint_url=self.server.endpoint_url,
             bucket=BUCKET,
