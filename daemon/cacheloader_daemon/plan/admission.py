@@ -104,7 +104,8 @@ class Admission:
         holdings = self._holdings
         for shard in list(holdings.queue.values()):
             since_s = shard.blocked_since_s
-            out_of_patience = since_s is not None and now_s - since_s >= self._options.patience_s
+            # The very sum of ``wake_at_s``: the difference could round to just below the patience, for ever.
+            out_of_patience = since_s is not None and now_s >= since_s + self._options.patience_s
             if out_of_patience or shard.reserve_bytes > holdings.ledger.capacity_bytes:
                 self.serve_from_memory(shard, len(shard.waits), now_s, effects)
         # Each turn but the last answers a request, so this ends.

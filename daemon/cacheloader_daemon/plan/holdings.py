@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.plan.horizon import Horizon
     from cacheloader_daemon.plan.ledger import Ledger
     from cacheloader_daemon.plan.readers import Session
+    from cacheloader_daemon.plan.rests import Rests
 
 STORY_MOVES = 4096
 """Moves of all shards kept for the story of an illegal event: enough for minutes, half a megabyte at most."""
@@ -64,9 +65,10 @@ class Holdings:
     Args:
         ledger: The bytes.
         horizon: The plans.
+        rests: Shards that are not to be fetched ahead for a while.
     """
 
-    def __init__(self, ledger: Ledger, horizon: Horizon) -> None:
+    def __init__(self, ledger: Ledger, horizon: Horizon, rests: Rests) -> None:
         self.ledger = ledger
         self.shards: dict[bytes, Shard] = {}
         self.victims = VictimOrder(horizon, lambda key: self.shards[key].used)
@@ -78,6 +80,7 @@ class Holdings:
         """Shards fetched ahead and not used yet, with the bytes that they count."""
         self.ahead_bytes = 0
         self._horizon = horizon
+        self._rests = rests
         self._uses = 0
         self._story: deque[tuple[float, bytes, str]] = deque(maxlen=STORY_MOVES)
 
@@ -180,8 +183,15 @@ class Holdings:
         self._move(shard, Cause.FETCH_FAILED, now_s)
         self._landed(shard)
         waits, shard.waits = shard.waits, []
+        self._rests.failed(shard.key, now_s)
         self._forget(shard)
         return waits
+
+    def end_rests(self, now_s: float) -> None:
+        """Shards whose rest is over may be fetched ahead again."""
+        for key in self._rests.rested(now_s):
+            if key not in self.shards:
+                self._horizon.untrack(key)
 
     def evict(self, key: bytes, now_s: float) -> int:
         """A resident without leases is to be unlinked; returns its size if it was fetched ahead for nothing, else 0."""
@@ -264,7 +274,8 @@ class Holdings:
     def _forget(self, shard: Shard) -> None:
         self.not_ahead(shard.key)
         del self.shards[shard.key]
-        self._horizon.untrack(shard.key)
+        if shard.key not in self._rests:
+            self._horizon.untrack(shard.key)
 
     def _note(self, shard: Shard, what: str, now_s: float) -> None:
         self._story.append((now_s, shard.key, what))

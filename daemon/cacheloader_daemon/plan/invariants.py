@@ -85,7 +85,7 @@ def _check_horizon(holdings: Holdings, horizon: Horizon, resting: Collection[byt
     for catalog in horizon.catalogs:
         for key, place in catalog.index.items():
             tracked = key in holdings.shards or key in resting
-            assert horizon.is_tracked(key) or not tracked, f"shard {key.hex()} could be fetched twice"
+            assert horizon.is_tracked(key) == tracked, f"shard {key.hex()} could be fetched twice, or never"
             assert bool(catalog.present[place]) == horizon.is_tracked(key), "a catalog and the horizon disagree"
     for reader in horizon.readers:
         present = reader.session.catalog.present

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, assert_never
 
 from cacheloader_daemon.plan.admission import Admission
@@ -26,15 +25,13 @@ from cacheloader_daemon.plan.invariants import check
 from cacheloader_daemon.plan.ledger import Ledger
 from cacheloader_daemon.plan.options import PlannerStatistics, WorkingSet
 from cacheloader_daemon.plan.readers import Session
+from cacheloader_daemon.plan.rests import Rests
 from cacheloader_daemon.plan.states import ShardState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from cacheloader_daemon.plan.options import PlannerOptions
-
-MAX_REST_FACTOR = 32
-"""A shard whose prefetch fails again and again is tried after at most this many times ``retry_s``."""
 
 
 class Planner:
@@ -61,12 +58,10 @@ class Planner:
         self._options = options
         self._horizon = Horizon()
         self._ledger = Ledger(quota_bytes=options.quota_bytes, overhead_bytes=overhead_bytes)
-        self._holdings = Holdings(self._ledger, self._horizon)
+        self._rests = Rests(options.retry_s)
+        self._holdings = Holdings(self._ledger, self._horizon, self._rests)
         self._sessions: dict[int, Session] = {}
         self._admission = Admission(options, self._holdings, self._horizon, self._sessions)
-        self._rests: list[tuple[float, bytes]] = []
-        self._failures: dict[bytes, int] = {}
-        self._rest_until_s: dict[bytes, float] = {}
         self._now_s = 0.0
         self._hits = self._misses = self._coalesced = self._promoted = 0
         self._lost = self._fetched_bytes = self._failed = self._refusals = 0
@@ -107,7 +102,7 @@ class Planner:
                 self._dropped(event, now_s)
             case _:
                 assert_never(event)
-        self._end_rests(now_s)
+        self._holdings.end_rests(now_s)
         self._admission.run(now_s, effects)
         return effects
 
@@ -115,7 +110,7 @@ class Planner:
         """Do what is due by time alone; to be called at ``wake_at_s``."""
         now_s = self._now_s = max(now_s, self._now_s)
         effects: list[Effect] = []
-        self._end_rests(now_s)
+        self._holdings.end_rests(now_s)
         self._admission.run(now_s, effects)
         return effects
 
@@ -146,7 +141,7 @@ class Planner:
 
     def check_invariants(self) -> None:
         """Assert what has to be true between any two events."""
-        check(self._holdings, self._horizon, self._sessions, resting=self._rest_until_s.keys())
+        check(self._holdings, self._horizon, self._sessions, resting=frozenset(self._rests))
 
     def statistics(self) -> PlannerStatistics:
         """Numbers for people and for metrics."""
@@ -213,7 +208,7 @@ class Planner:
         self._horizon.close(session.catalog)
         self._forget_unplanned(now_s)
         if not self._sessions:
-            self._failures.clear()
+            self._rests.forget_failures()
 
     def _followed(self, event: PlanFollowed, now_s: float) -> None:
         session = self._session(event.session)
@@ -303,7 +298,7 @@ class Planner:
                 f"a blob takes {event.used_bytes} bytes and {shard.reserve_bytes} were reserved", event.key
             )
         self._fetched_bytes += event.used_bytes
-        self._failures.pop(event.key, None)
+        self._rests.succeeded(event.key)
         for wait in self._holdings.commit(shard, event.used_bytes, now_s):
             del wait.session.waits[wait.request]
             self._holdings.lease(shard, wait.session, now_s)
@@ -324,11 +319,6 @@ class Planner:
             del wait.session.waits[wait.request]
             self._refusals += 1
             effects.append(Refuse(session=wait.session.number, request=wait.request, key=event.key))
-        failures = self._failures[event.key] = self._failures.get(event.key, 0) + 1
-        until_s = now_s + self._options.retry_s * min(2 ** (failures - 1), MAX_REST_FACTOR)
-        self._horizon.track(event.key)
-        self._rest_until_s[event.key] = until_s
-        heappush(self._rests, (until_s, event.key))
 
     def _dropped(self, event: Dropped, now_s: float) -> None:
         shard = self._holdings.shards.get(event.key)
@@ -337,15 +327,6 @@ class Planner:
         if shard.state is ShardState.RESIDENT:
             self._lost += 1
         self._holdings.drop(shard, now_s)
-
-    def _end_rests(self, now_s: float) -> None:
-        """Shards whose fetch failed some time ago may be fetched ahead again."""
-        while self._rests and self._rests[0][0] <= now_s:
-            until_s, key = heappop(self._rests)
-            if self._rest_until_s.get(key) == until_s:
-                del self._rest_until_s[key]
-                if key not in self._holdings.shards:
-                    self._horizon.untrack(key)
 
     def _forget_unplanned(self, now_s: float) -> None:
         """What was fetched ahead for a plan that nobody follows any more does not use up the window."""
