@@ -112,9 +112,11 @@ class SeaweedServer:
         data = self.directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         # A master that finds its old log waits tens of seconds for an election; it learns all from the volumes anyway.
+        # Beside the log lies the filer's store, which is all that knows buckets and keys.
         master = self.directory / "master"
-        shutil.rmtree(master, ignore_errors=True)
-        master.mkdir()
+        master.mkdir(exist_ok=True)
+        for log in master.glob("m*"):
+            shutil.rmtree(log)
         config = self.directory / "s3.json"
         config.write_text(json.dumps({"identities": [_IDENTITY]}))
         command = [

@@ -131,6 +131,9 @@ class ObjectStoreOrigin:
         if not uri.startswith(self._root):
             raise self._failure(OriginError, action, uri, f"it lies outside of {self._root}")
         key = key_of(uri)
+        if self._scheme in {"http", "https"} and "?" in key:
+            way_out = 'pass storage_options={"engine": "fsspec"}'
+            raise self._failure(OriginError, action, uri, "the engine obstore reads no URLs with a query", way_out)
         # A URL of a web server is percent-encoded already; obstore encodes what it is given.
         key = unquote(key) if self._scheme in {"http", "https"} else key
         if action != "listing" and (key.startswith("/") or key.endswith("/") or "//" in key):

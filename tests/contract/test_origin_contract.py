@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -181,8 +182,8 @@ async def test_more_objects_than_one_page_are_all_listed(store: Store, origin: O
     if not store.can_list:
         return
     num_objects = 1100 if isinstance(store, S3Bucket) else 200
-    for number in range(num_objects):
-        store.put(f"many/{number:05d}", b"x")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: store.put(f"many/{number:05d}", b"x"), range(num_objects)))
     assert len(await listed(origin, store.uri("many/"))) == num_objects
 
 

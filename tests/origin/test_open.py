@@ -87,6 +87,14 @@ async def test_a_url_with_a_query_is_read_whole_and_its_signature_is_never_shown
     await origin.aclose()
 
 
+async def test_a_url_with_a_query_is_refused_by_the_engine_that_would_ask_for_another_file(nginx: NginxServer):
+    origin = open_origin(f"{nginx.url}/")
+    with pytest.raises(OriginError, match=r"no URLs with a query; pass storage_options=.*fsspec") as raised:
+        await origin.stat(f"{nginx.url}/x?sig=topsecret")
+    assert "topsecret" not in str(raised.value)
+    await origin.aclose()
+
+
 @pytest.mark.parametrize("engine", ["obstore", "fsspec"])
 async def test_a_web_server_without_entity_tags_is_held_to_time_and_size(nginx: NginxServer, prefix: str, engine: str):
     folder = nginx.root / prefix
