@@ -33,7 +33,7 @@ from cacheloader_daemon.runtime import Runtime
 from cacheloader_daemon.server.listener import Admission, bind, inherited_from_systemd
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
-from cacheloader_daemon.status import DaemonStatus, as_json, as_metrics
+from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics
 from cacheloader_daemon.store import Store
 
 if TYPE_CHECKING:
@@ -282,6 +282,7 @@ class _Daemon:
             plan=self._runtime.plan_statistics(),
             transfers=self._slots.statistics(),
             account=account.record(),
+            sessions=tuple(self._runtime.session_records()[:MAX_SESSIONS]),
         )
 
 

@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger().setLevel(config.log_level)
         if config.private:
             logs.empty_if_long()
+        # numpy would start one thread a core for linear algebra, of which there is none here; likewise in the workers.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Imported late, so that a wrong option is told at once.
         from cacheloader_daemon.app import serve
 

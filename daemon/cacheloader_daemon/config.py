@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -161,6 +160,8 @@ class DaemonConfig:
         Raises:
             ConfigError: It cannot be read or is no TOML.
         """
+        import tomllib
+
         try:
             with path.open("rb") as file:
                 return tomllib.load(file)

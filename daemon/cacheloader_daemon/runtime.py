@@ -39,6 +39,25 @@ MEASURE_INTERVAL_S = 1.0
 """How often the directory's overhead is measured while shards arrive; the store overstates it for the time between."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """One session at one moment.
+
+    Attributes:
+        uri: First shard of its data set.
+        num_shards: Shards of it.
+        total_bytes: Their bytes.
+        leases: Leases that it holds.
+        waiting: Shards that it waits for.
+    """
+
+    uri: str
+    num_shards: int
+    total_bytes: int
+    leases: int
+    waiting: int
+
+
 @dataclass(slots=True, kw_only=True)
 class _Wait:
     session: int
@@ -82,11 +101,26 @@ class Runtime:
         self._losses: Counter[bytes] = Counter()
         self._measured_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s: float | None = None
 
     @property
     def num_sessions(self) -> int:
         """Open sessions, those of scans included."""
         return len(self._sessions)
+
+    def session_records(self) -> list[SessionRecord]:
+        """What each session reads, scans included."""
+        waiting = Counter(session for session, _ in self._waits)
+        return [
+            SessionRecord(
+                uri=state.dataset.manifest.uri(0) if len(state.dataset.manifest) else "",
+                num_shards=len(state.dataset.manifest),
+                total_bytes=state.dataset.manifest.total_bytes,
+                leases=state.counted.total() + state.uncounted.total(),
+                waiting=waiting[session],
+            )
+            for session, state in self._sessions.items()
+        ]
 
     def plan_statistics(self) -> PlannerStatistics:
         """What the planner knows."""
@@ -209,16 +243,15 @@ class Runtime:
 
     def _set_alarm(self) -> None:
         at_s = self._planner.wake_at_s
+        if at_s == self._alarm_s:
+            return
         if self._alarm is not None:
-            if self._alarm.when() == at_s:
-                return
             self._alarm.cancel()
-            self._alarm = None
-        if at_s is not None:
-            self._alarm = self._loop.call_at(at_s, self._wake)
+        self._alarm = self._loop.call_at(at_s, self._wake) if at_s is not None else None
+        self._alarm_s = at_s
 
     def _wake(self) -> None:
-        self._alarm = None
+        self._alarm = self._alarm_s = None
         self._carry_out_all(self._planner.wake(self._loop.time()))
         self._set_alarm()
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cacheloader.origin.slots import SlotStatistics
     from cacheloader_daemon.account import AccountRecord
     from cacheloader_daemon.plan.options import PlannerStatistics
+    from cacheloader_daemon.runtime import SessionRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class DaemonStatus:
         plan: What the cache holds, and what was decided.
         transfers: Requests to origins now.
         account: Counters since the start.
+        sessions: What is being read, at most ``MAX_SESSIONS``.
     """
 
     version: str
@@ -48,9 +50,12 @@ class DaemonStatus:
     plan: PlannerStatistics
     transfers: SlotStatistics
     account: AccountRecord
+    sessions: tuple[SessionRecord, ...]
 
 
 DEGRADED_REASONS = ("disk",)
+
+MAX_SESSIONS = 1000
 
 
 def as_json(status: DaemonStatus) -> bytes:

@@ -303,6 +303,21 @@ def test_progress_is_told_at_most_ten_times_a_second(long_lived: NodeDaemon, tmp
     assert client.progress[-1].done == 150
 
 
+def test_the_status_names_what_is_read_and_holds_no_secret(
+    daemon: NodeDaemon, counted_url: str, s3_proxy: CountingProxy
+) -> None:
+    with daemon.connect() as client:
+        open_over(client, counted_url, s3_proxy)
+        client.acquire(0).close()
+        text = client.status()
+    (session,) = json.loads(text)["sessions"]
+    assert session["uri"] == f"{counted_url}shard-000000.tar"
+    assert (session["num_shards"], session["leases"], session["waiting"]) == (8, 1, 0)
+    secret = str(storage_options(s3_proxy.url)["secret"])
+    assert secret not in text.decode()
+    assert secret not in daemon.log
+
+
 # Errors.
 
 
