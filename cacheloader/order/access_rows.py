@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cacheloader.order.places import LaneReads
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -29,9 +31,7 @@ def window_reads(
         Shard, int32 [n], and the first row and one past the last row, int64 [n], that the rank reads of the shard's
         window; lane by lane.
     """
-    lane = np.searchsorted(layout.lane_start, layout.window_start[:-1], side="right") - 1
-    opens = layout.window_start[:-1] - layout.lane_start[lane]
-    closes = layout.window_start[1:] - layout.lane_start[lane]
+    lane, opens, closes = _windows(layout)
     # Of its first and its last lane a rank may read a part of each step only: rows [low, high).
     before_lane = (layout.first_lane + lane) * step_rows
     low = np.maximum(first_place - before_lane, 0)
@@ -41,6 +41,26 @@ def window_reads(
     pieces = np.diff(layout.window_piece)
     is_read = np.repeat(first < stop, pieces)
     return layout.piece_shard[is_read], np.repeat(first, pieces)[is_read], np.repeat(stop, pieces)[is_read]
+
+
+def lane_reads(layout: EpochWindows) -> LaneReads:
+    """The shards of all windows of these lanes with the rows of their windows, lane by lane."""
+    lane, opens, closes = _windows(layout)
+    pieces = np.diff(layout.window_piece)
+    return LaneReads(
+        shard=layout.piece_shard,
+        lane=np.repeat(layout.first_lane + lane, pieces),
+        first_row=np.repeat(opens, pieces),
+        stop_row=np.repeat(closes, pieces),
+    )
+
+
+def _windows(layout: EpochWindows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Lane, counted from the first of these, first row and one past the last row of each window."""
+    lane = np.searchsorted(layout.lane_start, layout.window_start[:-1], side="right") - 1
+    opens = layout.window_start[:-1] - layout.lane_start[lane]
+    closes = layout.window_start[1:] - layout.lane_start[lane]
+    return lane, opens, closes
 
 
 def _first_read(

@@ -52,3 +52,20 @@ class Accesses:
 
     def __len__(self) -> int:
         return len(self.shard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaneReads:
+    """Which shards whole lanes need in an epoch, and when: ``[first_row, stop_row)`` of the lane, window by window.
+
+    Attributes:
+        shard: int32 [n]; index in the manifest.
+        lane: int64 [n].
+        first_row: int64 [n].
+        stop_row: int64 [n].
+    """
+
+    shard: NDArray[np.int32]
+    lane: NDArray[np.int64]
+    first_row: NDArray[np.int64]
+    stop_row: NDArray[np.int64]
