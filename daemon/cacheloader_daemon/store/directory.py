@@ -14,6 +14,8 @@ MARKER = "cacheloader-cache"
 FORMAT = 1
 """Raised with each change of the layout that an older daemon would misread."""
 
+_NEW_MARKER = "daemon.marker"
+
 _NEIGHBOURS = ("daemon.", "launch.")
 """Files that the daemon and its clients may put here before the store is opened: locks, log, socket."""
 
@@ -116,11 +118,14 @@ def _mark_new(directory: Path, dir_fd: int) -> None:
         raise _unusable(
             directory, f"is not empty and was not made by cacheloader (it holds {foreign[0]!r}), which deletes files"
         )
-    fd = os.open(MARKER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    # Under its name it is whole at any moment; the other name is one that a later start does not take for foreign.
+    fd = os.open(_NEW_MARKER, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
     try:
         os.write(fd, msgspec.json.encode(_Marker(format=FORMAT)))
+        os.fsync(fd)
     finally:
         os.close(fd)
+    os.rename(_NEW_MARKER, MARKER, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def _check_marker(directory: Path, text: bytes) -> None:

@@ -74,6 +74,16 @@ def test_prefetch_follows_the_plan_within_the_window() -> None:
     assert node.fetches == [5, 4, 3, 2]
 
 
+def test_a_shard_larger_than_the_window_is_fetched_ahead_alone() -> None:
+    node = Node(1000, lookahead_bytes=15)
+    node.open(1, shards(20, 20, 20))
+    node.follow(1, [(0, 10, 0), (10, 20, 1), (20, 30, 2)])
+    node.settle()
+    assert node.fetches == [0]
+    node.demand(1, 0)
+    assert node.fetches == [0, 1]
+
+
 def test_the_sooner_next_use_of_two_sessions_is_fetched_first() -> None:
     node = Node(1000, max_fetches=1, lookahead_bytes=1000)
     node.open(1, shards(10, 10, 10))
@@ -198,6 +208,26 @@ def test_space_that_is_being_freed_is_waited_for_and_not_freed_twice() -> None:
     assert node.fetches == [0]
 
 
+def test_a_later_small_request_does_not_take_the_space_that_an_earlier_one_waits_for() -> None:
+    node = Node(30, resident=[(7, 10), (8, 10)])
+    node.open(1, shards(30, 10))
+    node.open(2, shards(30, 10))
+    node.demand(1, 0)
+    node.demand(2, 1)
+    assert node.fetches == []
+    node.drop(7)
+    node.drop(8)
+    assert node.fetches == [0]
+
+
+def test_evictions_for_all_who_wait_go_on_side_by_side() -> None:
+    node = Node(30, resident=[(6, 10), (7, 10), (8, 10)], lookahead_bytes=0)
+    node.open(1, shards(10, 10, 10))
+    for shard in range(3):
+        node.demand(1, shard)
+    assert node.evictions == [6, 7, 8]
+
+
 def test_space_freed_for_a_demand_is_not_taken_by_a_prefetch() -> None:
     node = Node(20, resident=[(7, 10), (8, 10)], lookahead_bytes=100)
     node.open(1, shards(20, 10, 10))
@@ -207,6 +237,18 @@ def test_space_freed_for_a_demand_is_not_taken_by_a_prefetch() -> None:
     assert node.fetches == []
     node.drop(8)
     assert node.fetches == [0]
+
+
+def test_a_demanded_shard_whose_eviction_never_ends_is_served_from_memory() -> None:
+    node = Node(20, resident=[(0, 10), (1, 10)], patience_s=5)
+    node.open(1, shards(10, 10, 10))
+    node.demand(1, 2)
+    node.demand(1, 0)
+    assert node.planner.wake_at_s == 5.0
+    node.now_s = 5.0
+    node.wake()
+    assert node.from_memory == [(1, 2), (1, 0)]
+    assert node.planner.wake_at_s is None
 
 
 def test_a_demanded_shard_that_is_being_evicted_is_fetched_again() -> None:
