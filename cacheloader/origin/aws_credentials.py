@@ -7,21 +7,22 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from aiofiles.os import wrap
 
-from cacheloader.errors import OriginDenied, OriginTimeout
+from cacheloader.errors import OriginDenied, OriginError
 from cacheloader.origin.failure import failure
 from cacheloader.origin.threads import DaemonThreads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEADLINE_S = 8.0
-"""A chain without an answer by then has none: a missing credential is reported within 10 s."""
+DEADLINE_S = 7.0
+"""A chain without an answer by then has none: a missing credential is reported within 10 s, retries included."""
 
 _RENEW_BEFORE = timedelta(minutes=5)
 _WAY_OUT = (
@@ -79,14 +80,14 @@ class AwsChain:
         self._profile = profile
         self._uri = uri
         self._answer: AwsAnswer | None = None
+        self._failure: tuple[float, OriginError] | None = None
         self._asking = threading.Lock()
 
     async def ask(self, *, credentials: bool = True) -> AwsAnswer:
         """The answer; without credentials it may leave them out.
 
         Raises:
-            OriginDenied: The chain failed.
-            OriginTimeout: It did not answer in time.
+            OriginDenied: The chain failed, or did not answer in time.
         """
         answer = self._remembered(credentials=credentials)
         if answer is None:
@@ -98,8 +99,7 @@ class AwsChain:
         """Credentials that hold for some minutes.
 
         Raises:
-            OriginDenied: There are none, or the chain failed.
-            OriginTimeout: It did not answer in time.
+            OriginDenied: There are none, the chain failed, or it did not answer in time.
         """
         answer = await self.ask()
         if answer.key is None:
@@ -112,9 +112,17 @@ class AwsChain:
         return answer if fresh else None
 
     def _ask_once(self, credentials: bool) -> AwsAnswer:  # noqa: FBT001
+        begun_s = time.monotonic()
         with self._asking:  # held for the deadline of a question at most
-            answer = self._remembered(credentials=credentials) or self._ask(credentials)
-            self._answer = answer
+            answer = self._remembered(credentials=credentials)
+            if answer is None and self._failure is not None and self._failure[0] > begun_s:
+                raise self._failure[1]  # the question we waited for was ours too
+            if answer is None:
+                try:
+                    answer = self._answer = self._ask(credentials)
+                except OriginError as error:
+                    self._failure = (time.monotonic(), error)
+                    raise
             return answer
 
     def _ask(self, credentials: bool) -> AwsAnswer:  # noqa: FBT001
@@ -130,10 +138,8 @@ class AwsChain:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            cause = f"the AWS credential chain gave no answer in {DEADLINE_S:g} s"
-            raise failure(
-                OriginTimeout, action="finding credentials for", uri=self._uri, cause=cause, way_out=_WAY_OUT
-            ) from error
+            # Denied, not a timeout: asking again would hang again, and the way out is to give credentials.
+            raise self._denied(f"the AWS credential chain gave no answer in {DEADLINE_S:g} s") from error
         if done.returncode:
             last = done.stderr.strip().rpartition("\n")[2]
             raise self._denied(f"the AWS credential chain failed ({last})")
@@ -148,5 +154,5 @@ class AwsChain:
             )
         return AwsAnswer(key=key, region=answer["region"] or "", endpoint_url=answer["endpoint_url"] or "")
 
-    def _denied(self, cause: str) -> Exception:
+    def _denied(self, cause: str) -> OriginError:
         return failure(OriginDenied, action="finding credentials for", uri=self._uri, cause=cause, way_out=_WAY_OUT)

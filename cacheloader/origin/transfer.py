@@ -51,7 +51,7 @@ class TransferLimits:
         return max(self.timeout_floor_s, size_bytes / self.slowest_bytes_per_s)
 
 
-INQUIRY = TransferLimits(timeout_floor_s=5.0, deadline_s=8.0, backoff=Backoff(longest_s=2.0))
+INQUIRY = TransferLimits(timeout_floor_s=4.5, deadline_s=8.0, backoff=Backoff(longest_s=2.0))
 """For listing and describing: a wrong URL or key is reported within 10 s."""
 
 
@@ -133,11 +133,19 @@ async def with_retries(
     started_s, failures = clock(), 0
     while True:
         try:
-            return await _one_try(attempt, action=action, uri=uri, timeout_s=limits.timeout_floor_s)
+            timeout_s = _cut(limits.timeout_floor_s, elapsed_s=clock() - started_s, limits=limits)
+            return await _one_try(attempt, action=action, uri=uri, timeout_s=timeout_s)
         except OriginError as error:
             failures += 1
             delay_s = limits.backoff.delay_s(failures, random_unit())
-            _raise_if_hopeless(error, failures, elapsed_s=clock() - started_s, delay_s=delay_s, limits=limits)
+            _raise_if_hopeless(
+                error,
+                failures,
+                elapsed_s=clock() - started_s,
+                delay_s=delay_s,
+                timeout_s=limits.timeout_floor_s,
+                limits=limits,
+            )
         await asyncio.sleep(delay_s)
 
 
@@ -212,14 +220,21 @@ class _Retries:
                 # The wait for the first slot does not count: a prefetch may stand in line for long.
                 first_s = first_s or started_s
                 try:
-                    body = await _one_try(read, action=reading(part), uri=uri, timeout_s=timeout_s)
+                    cut_s = _cut(timeout_s, elapsed_s=started_s - first_s, limits=self.limits)
+                    body = await _one_try(read, action=reading(part), uri=uri, timeout_s=cut_s)
                 except OriginError as error:
                     failures += 1
                     if isinstance(error, OriginThrottled):
                         self.slots.throttled(self.host, started_s=started_s)
                     delay_s = self.limits.backoff.delay_s(failures, self.random_unit())
-                    elapsed_s = clock() - first_s
-                    _raise_if_hopeless(error, failures, elapsed_s=elapsed_s, delay_s=delay_s, limits=self.limits)
+                    _raise_if_hopeless(
+                        error,
+                        failures,
+                        elapsed_s=clock() - first_s,
+                        delay_s=delay_s,
+                        timeout_s=timeout_s,
+                        limits=self.limits,
+                    )
                 else:
                     self.slots.succeeded(self.host, started_s=started_s)
                     await write(body)
@@ -227,21 +242,28 @@ class _Retries:
             await asyncio.sleep(delay_s)
 
 
+def _cut(timeout_s: float, *, elapsed_s: float, limits: TransferLimits) -> float:
+    """The deadline of one try: what is left, unless a try may take longer than the whole, as a long listing may."""
+    return timeout_s if timeout_s > limits.deadline_s else min(timeout_s, limits.deadline_s - elapsed_s)
+
+
 async def _one_try(attempt: Callable[[], Awaitable[_T]], *, action: str, uri: str, timeout_s: float) -> _T:
     try:
         async with asyncio.timeout(timeout_s):
             return await attempt()
     except TimeoutError as error:
-        raise failure(OriginTimeout, action=action, uri=uri, cause=f"no answer in {timeout_s:g} s") from error
+        raise failure(OriginTimeout, action=action, uri=uri, cause=f"no answer in {timeout_s:.3g} s") from error
 
 
 def _raise_if_hopeless(
-    error: OriginError, failures: int, *, elapsed_s: float, delay_s: float, limits: TransferLimits
+    error: OriginError, failures: int, *, elapsed_s: float, delay_s: float, timeout_s: float, limits: TransferLimits
 ) -> None:
     """Raise ``error`` if another try cannot help or would come too late."""
     if not error.retryable:
         raise error
-    if elapsed_s + delay_s >= limits.deadline_s:
+    # A try that is cut after a moment says nothing new, and would hide what the last full one said.
+    worthwhile_s = min(timeout_s, limits.deadline_s) / 4
+    if elapsed_s + delay_s + worthwhile_s >= limits.deadline_s:
         tries = "1 try" if failures == 1 else f"{failures} tries"
         message = f"{error.message} (given up after {tries} in {elapsed_s:.1f} s)"
         raise type(error)(message, uri=error.uri) from error

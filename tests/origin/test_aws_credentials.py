@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cacheloader.errors import OriginDenied, OriginTimeout
+from cacheloader.errors import OriginDenied
 from cacheloader.keys import ByteRange
 from cacheloader.origin import aws_credentials
 from cacheloader.origin.aws_credentials import AwsChain, AwsKey
 from cacheloader.origin.open import open_origin
+from cacheloader.origin.retry import Backoff
+from cacheloader.origin.transfer import TransferLimits, with_retries
 from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY
 
 if TYPE_CHECKING:
@@ -101,8 +103,24 @@ async def test_a_chain_that_hangs_is_ended_at_its_deadline(
 ):
     monkeypatch.setattr(aws_credentials, "DEADLINE_S", 1.5)
     write_profile(tmp_path, "[default]\ncredential_process = sleep 600\n")
-    with pytest.raises(OriginTimeout, match=r"chain gave no answer in 1\.5 s; give key and secret"):
+    with pytest.raises(OriginDenied, match=r"chain gave no answer in 1\.5 s; give key and secret"):
         await AwsChain(environment, profile="", uri="s3://b/").key()
+
+
+@pytest.mark.parametrize("engine", ["obstore", "fsspec"])
+async def test_a_chain_that_hangs_longer_than_one_try_is_still_reported_as_what_it_is(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+):
+    monkeypatch.setattr(aws_credentials, "DEADLINE_S", 1.5)
+    monkeypatch.setattr(os, "environ", environment)
+    write_profile(tmp_path, "[default]\ncredential_process = sleep 600\n")
+    origin = open_origin("s3://bucket/", environment={}, engine=engine)
+    limits = TransferLimits(timeout_floor_s=1.0, deadline_s=8.0, backoff=Backoff(first_s=0.01))
+    with pytest.raises(OriginDenied, match=r"chain gave no answer in 1\.5 s; give key and secret"):
+        await with_retries(
+            lambda: origin.stat("s3://bucket/key"), action="describing", uri="s3://bucket/key", limits=limits
+        )
+    await origin.aclose()
 
 
 async def test_credentials_are_asked_for_once_while_they_hold(environment: dict[str, str], tmp_path: Path):
