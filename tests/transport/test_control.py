@@ -4,8 +4,9 @@ import pytest
 
 from cacheloader.config import TransportOptions
 from cacheloader.errors import DaemonUnavailable
-from cacheloader.transport.control import read_status, stop_daemon
+from cacheloader.transport.control import FetchReporter, read_status, stop_daemon
 from tests.contract.transports import running
+from tests.support.waiting import wait_until
 
 
 def test_running_daemon_tells_its_statistics_and_leaves_when_it_is_asked(tmp_path):
@@ -22,3 +23,21 @@ def test_daemon_that_does_not_run_is_not_started_by_a_question(tmp_path):
     with pytest.raises(DaemonUnavailable, match=str(tmp_path)):
         read_status(TransportOptions(daemon="embedded", cache_dir=tmp_path))
     assert not stop_daemon(tmp_path)
+
+
+def test_waiting_times_reach_the_daemon_and_a_missing_one_costs_nothing(tmp_path):
+    with running("embedded", tmp_path) as backend:
+        assert backend.options is not None
+        backend.session().open_dataset(backend.spec())
+        reporter = FetchReporter(backend.options)
+        for seconds in (0.001, 0.002, 0.2):
+            reporter.add(seconds, 8)
+        reporter.flush()
+        wait_until(lambda: read_status(backend.options)["account"]["samples"] == 24)
+        waits = read_status(backend.options)["account"]["batch_wait_s"]
+        assert (sum(waits["counts"]), round(waits["total"], 6)) == (3, 0.203)
+        reporter.close()
+        backend.close()
+    nobody = FetchReporter(TransportOptions(daemon="embedded", cache_dir=tmp_path / "none"))
+    nobody.add(0.1, 8)
+    nobody.flush()
