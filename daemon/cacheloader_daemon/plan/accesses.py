@@ -137,6 +137,10 @@ class AccessTable:
         firsts[found] = self.first_clock[self._access[place[found]]]
         return firsts
 
+    def coming(self, clock: int) -> NDArray[np.int32]:
+        """The shards of all accesses that are not over at ``clock``, sorted, each once."""
+        return np.unique(self.shard[self.stop_clock > clock])
+
     def first_of(self, access: int) -> int:
         """``first_clock`` of one access."""
         return self._first_view[access]

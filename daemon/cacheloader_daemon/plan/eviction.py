@@ -18,7 +18,9 @@ from cacheloader_daemon.plan.readers import LazyHeap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cacheloader_daemon.plan.horizon import Horizon, NextUse
+    from numpy.typing import NDArray
+
+    from cacheloader_daemon.plan.horizon import Catalog, Horizon, NextUse
     from cacheloader_daemon.plan.readers import Reader
 
 MARGIN = 1 / 8
@@ -87,17 +89,21 @@ class VictimOrder:
 
     def followed(self, reader: Reader, former: Reader | None) -> None:
         """A session follows another plan: ``reader`` instead of ``former``."""
+        # The former reader's heap is thrown away as it is.
         keys = list(former.victims) if former is not None else []
-        others = reader.session.catalog.readers.values()
-        if any(readers[0].table is reader.table and len(readers) > 1 for readers in others):
-            # Another session of this plan has taken what nobody needed before.
-            self._place_all(keys, first_choice=reader)
-        else:
-            self._place_all([*keys, *self._unplanned], first_choice=reader)
+        companions = reader.session.catalog.readers[reader.table.digest]
+        if len(companions) == 1:
+            # What nobody needed so far. Companions would have taken it when they began to follow this plan.
+            unplanned = [key for key in self._horizon.coming(reader) if key in self._unplanned]
+            for key in unplanned:
+                self._unplanned.discard(key)
+            keys += unplanned
+        self._place_all(keys, [reader, *self._horizon.slowest_readers()])
 
     def left(self, former: Reader) -> None:
         """A session follows no plan any more; the horizon does not know ``former`` by now."""
-        self._place_all(list(former.victims))
+        companions = former.session.catalog.readers.get(former.table.digest, [])
+        self._place_all(list(former.victims), [*companions[:1], *self._horizon.slowest_readers()])
 
     def farthest(self, now_s: float) -> Victim | None:
         """The first to be given up; it stays listed."""
@@ -156,22 +162,29 @@ class VictimOrder:
         self._home[key] = use.reader
         self._heap(use.reader).put(key, self._used(key) if use.reader is None else -use.first_clock)
 
-    def _place_all(self, keys: list[bytes], first_choice: Reader | None = None) -> None:
-        """List many keys anew, each with some reader that needs it; which one is found out when it matters."""
-        for key in keys:
-            self.discard(key)
-        choices = [] if first_choice is None else [(first_choice.session.catalog, first_choice)]
-        for catalog, reader in [*choices, *self._horizon.slowest_readers()]:
-            if not keys:
+    def _place_all(self, keys: list[bytes], readers: Iterable[Reader]) -> None:
+        """List many keys anew, each with the first of ``readers`` that needs it: who needs it first is found out later.
+
+        Args:
+            keys: Keys that are in no heap that is still in use.
+            readers: Those that may need them.
+        """
+        left = np.arange(len(keys))
+        places: dict[Catalog, NDArray[np.int64]] = {}
+        for reader in readers:
+            if not len(left):
                 return
-            places = catalog.places(keys, len(keys))
-            firsts = np.full(len(keys), NEVER, dtype=np.int64)
-            known = places >= 0
-            firsts[known] = reader.table.next_firsts(places[known], reader.session.clock)
+            catalog = reader.session.catalog
+            if catalog not in places:
+                places[catalog] = catalog.places(keys)
+            at = places[catalog][left]
+            firsts = np.full(len(left), NEVER, dtype=np.int64)
+            firsts[at >= 0] = reader.table.next_firsts(at[at >= 0], reader.session.clock)
             needed = firsts != NEVER
-            self._put_all(((keys[at], -int(firsts[at])) for at in np.flatnonzero(needed)), reader)
-            keys = [keys[at] for at in np.flatnonzero(~needed)]
-        self._put_all(((key, self._used(key)) for key in keys), None)
+            numbers = (-firsts[needed]).tolist()
+            self._put_all(zip((keys[place] for place in left[needed].tolist()), numbers, strict=True), reader)
+            left = left[~needed]
+        self._put_all(((keys[place], self._used(keys[place])) for place in left.tolist()), None)
 
     def _put_all(self, pairs: Iterable[tuple[bytes, int]], home: Reader | None) -> None:
         listed = dict(pairs)

@@ -12,7 +12,7 @@ from cacheloader_daemon.plan.accesses import NEVER, AccessTable, plan_digest
 from cacheloader_daemon.plan.readers import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,9 +43,9 @@ class Catalog:
         """By digest of the plan."""
         self._draft: AccessTable | None = None
 
-    def places(self, keys: Iterable[bytes], num_keys: int) -> NDArray[np.int64]:
+    def places(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
         """Index of each key, -1 for one that is not part of it."""
-        return np.fromiter((self.index.get(key, -1) for key in keys), dtype=np.int64, count=num_keys)
+        return np.fromiter((self.index.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
 
     def table(self, plan: PlanFollowed) -> AccessTable:
         """The plan's table, an existing one where somebody follows an equal plan or it was asked for just before.
@@ -185,11 +185,16 @@ class Horizon:
         """Time until ``reader`` reaches a row."""
         return reader.seconds_until(first_clock, now_s, self.typical_rows_per_s)
 
-    def slowest_readers(self) -> Iterator[tuple[Catalog, Reader]]:
+    def coming(self, reader: Reader) -> Iterator[bytes]:
+        """Every shard that ``reader`` needs from now on, once."""
+        keys = reader.session.catalog.keys
+        return (keys[place] for place in reader.table.coming(reader.session.clock).tolist())
+
+    def slowest_readers(self) -> Iterator[Reader]:
         """Of each plan the reader that has most of it before it."""
         for catalog in self.catalogs:
             for readers in catalog.readers.values():
-                yield catalog, min(readers, key=lambda reader: reader.session.clock)
+                yield min(readers, key=lambda reader: reader.session.clock)
 
     def track(self, key: bytes) -> None:
         """``key`` is there, on its way or not to be fetched for the moment."""
