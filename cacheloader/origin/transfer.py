@@ -252,7 +252,7 @@ async def _one_try(attempt: Callable[[], Awaitable[_T]], *, action: str, uri: st
         async with asyncio.timeout(timeout_s):
             return await attempt()
     except TimeoutError as error:
-        raise failure(OriginTimeout, action=action, uri=uri, cause=f"no answer in {timeout_s:.3g} s") from error
+        raise failure(OriginTimeout, action=action, uri=uri, cause=f"no answer in {round(timeout_s, 1):g} s") from error
 
 
 def _raise_if_hopeless(
