@@ -19,7 +19,12 @@ RATE_MEMORY_S = 30.0
 """Time constant of the measured rate: some steps of a large model, a small part of an epoch. A guess."""
 
 IDLE_AFTER_S = 60.0
-"""A session silent for longer is taken to stay silent for as long again (an evaluation, a debugger). A guess."""
+IDLE_BEATS = 4
+"""A session silent for longer than this time, and for more than so many of its usual intervals, is taken to stay silent
+for as long again (an evaluation, a debugger). A guess: one of eight workers moves with every eighth step only."""
+
+CALMING = 0.8
+"""By which the usual interval of a session shrinks with each move that came sooner."""
 
 
 class LazyHeap:
@@ -88,6 +93,7 @@ class Session:
         "_moved_s",
         "_rows",
         "_seconds",
+        "beat_s",
         "catalog",
         "clock",
         "leases",
@@ -105,6 +111,8 @@ class Session:
         self.reader: Reader | None = None
         self.rows_per_s: float | None = None
         self.seen_s = now_s
+        self.beat_s = 0.0
+        """Usual time between two moves: the longest one lately."""
         self.leases: dict[bytes, int] = {}
         self.waits: dict[int, bytes] = {}
         """Request number to the key it waits for, oldest first."""
@@ -116,7 +124,9 @@ class Session:
         """Set the clock and learn from how long that took."""
         if self._moved_s is not None:
             # A pause says little about the pace after it, so its weight is bounded.
-            passed_s = min(now_s - self._moved_s, RATE_MEMORY_S)
+            longest_s = max(RATE_MEMORY_S, 2 * self.beat_s)
+            self.beat_s = max(now_s - self._moved_s, CALMING * self.beat_s)
+            passed_s = min(now_s - self._moved_s, longest_s)
             fade = exp(-passed_s / RATE_MEMORY_S)
             self._rows = self._rows * fade + (clock - self.clock)
             self._seconds = self._seconds * fade + passed_s
@@ -167,6 +177,6 @@ class Reader:
         rows = first_clock - self.session.clock
         seconds = rows / (self.session.rows_per_s or typical_rows_per_s) if rows > 0 else 0.0
         idle_s = now_s - self.session.seen_s
-        if idle_s > IDLE_AFTER_S and not self.session.waits:
+        if idle_s > IDLE_AFTER_S and idle_s > IDLE_BEATS * self.session.beat_s and not self.session.waits:
             return max(seconds, idle_s)
         return seconds

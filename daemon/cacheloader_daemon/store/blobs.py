@@ -43,11 +43,11 @@ class BlobFiles:
         with disk_trouble("opening a folder", f"blobs/{folder}"):
             return ensure_folder(folder, dir_fd=self._blobs_fd)
 
-    def stage(self, incoming: Incoming, index: bytes, crc32c: int) -> BlobName:
+    def stage(self, incoming: Incoming, index: bytes, crc32c: int) -> tuple[BlobName, int]:
         """Put the sample index of a finished download in its place, where it means nothing without the data file.
 
         Returns:
-            The blob's name. Both files together take at most what was reserved.
+            The blob's name, and the bytes that both files take: at most what was reserved.
 
         Raises:
             DiskTrouble: The disk does not take it, or more space would be needed than is reserved.
@@ -70,14 +70,15 @@ class BlobFiles:
         temporary, folder_fd = temporary_name(incoming.key), incoming.folder_fd
         with disk_trouble("publishing a shard", f"blobs/{name.folder}/{name.data}"):
             try:
-                index_bytes = _write_file(temporary, index, folder_fd)
+                used_bytes = _write_file(temporary, index, folder_fd)
                 os.fchmod(incoming.fd, 0o440)
-                self._refuse_large(index_bytes + space.allocated_bytes(os.fstat(incoming.fd)), name)
+                used_bytes += space.allocated_bytes(os.fstat(incoming.fd))
+                self._refuse_large(used_bytes, name)
                 os.rename(temporary, name.index, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
             except BaseException:
                 unlink_if_there(temporary, dir_fd=folder_fd)
                 raise
-        return name
+        return name, used_bytes
 
     def publish(self, incoming: Incoming, name: BlobName, stamp_ns: int) -> None:
         """Give the data file of a staged download its name; quick, and from then on the blob is there.

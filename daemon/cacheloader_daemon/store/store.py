@@ -88,7 +88,7 @@ class Store:
     def open(cls, directory: Path, *, quota_bytes: int) -> Self:
         """Open the cache in ``directory``, which is made if it is missing.
 
-        Blobs of an earlier daemon are there again; what it left half done is removed. Takes about a second for
+        Blobs of an earlier daemon are there again; what it left half done is removed. Takes a few seconds for
         100,000 blobs.
 
         Args:
@@ -276,7 +276,7 @@ class Store:
 
     def _publish(self, incoming: Incoming, index: bytes, crc32c: int) -> int:
         old = self._table.get(incoming.key)
-        name = self._files.stage(incoming, index, crc32c)
+        name, used_bytes = self._files.stage(incoming, index, crc32c)
         try:
             with self._publishing:
                 with self._guard:
@@ -284,9 +284,7 @@ class Store:
                 self._files.publish(incoming, name, stamp_ns)
                 with self._guard:
                     self._unflushed[name.key] = name
-            with disk_trouble("measuring a shard", name.data):
-                row = Row(name=name, used_bytes=self._files.used_bytes(name), accessed_ns=stamp_ns)
-            self._table.put([row])
+            self._table.put([Row(name=name, used_bytes=used_bytes, accessed_ns=stamp_ns)])
         except DiskTrouble:
             self._files.remove(name)
             raise
@@ -295,10 +293,10 @@ class Store:
             self._files.remove(old.name)
         with self._guard:
             self._suspects.discard(name.key)
-            self._used[name.key] = row.used_bytes
+            self._used[name.key] = used_bytes
             self._committed += 1
         self._barrier.changed()
-        return row.used_bytes
+        return used_bytes
 
     def _verify(self, row: Row) -> None:
         with self._verifying:

@@ -362,6 +362,26 @@ def test_what_an_idle_session_may_need_again_gives_way_to_one_that_waits() -> No
     assert node.granted == [(2, 2, False)]
 
 
+def test_a_session_with_long_steps_keeps_the_shards_of_its_window() -> None:
+    """1. Session 1 moves once in two minutes. 2. After one of them it is not taken for idle."""
+    node = Node(20, lookahead_bytes=0)
+    node.open(1, shards(10, 10, 10))
+    node.open(2, shards(10, 10, 10))
+    node.follow(1, [(0, 99, 0), (0, 99, 1)])
+    for shard in (0, 1):
+        node.demand(1, shard)
+    node.settle()
+    for shard in (0, 1):
+        node.release(1, shard)
+    for step in range(1, 4):
+        node.now_s = step * 120.0
+        node.advance(1, step)
+    node.now_s += 61.0
+    node.demand(2, 2)
+    assert node.evictions == []
+    assert node.from_memory == [(2, 2)]
+
+
 def test_small_requests_do_not_keep_a_large_one_out() -> None:
     node = Node(30)
     node.open(1, shards(20, 10, 10))
