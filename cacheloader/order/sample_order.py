@@ -52,6 +52,11 @@ class SampleOrder(LaneSteps):
         self._cuts: dict[int, LaneCut] = {}
         self._layouts: dict[tuple[int, int, int], EpochWindows] = {}
 
+    @property
+    def filled_shards(self) -> NDArray[np.int32]:
+        """int32 [n]; all shards with samples."""
+        return np.flatnonzero(self._samples_per_shard).astype(np.int32)
+
     def batch(self, *, epoch: int, row: int, global_batch: int, rank: int, world_size: int) -> Places:
         """One rank's samples of the step that starts at ``row``.
 
