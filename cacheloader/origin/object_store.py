@@ -14,7 +14,14 @@ from urllib.parse import unquote
 
 import obstore
 
-from cacheloader.errors import CacheloaderError, OriginChanged, OriginError, OriginShortBody
+from cacheloader.errors import (
+    CacheloaderError,
+    OriginChanged,
+    OriginError,
+    OriginShortBody,
+    OriginTimeout,
+    OriginUnavailable,
+)
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.drain import drain, drain_at_exit
 from cacheloader.origin.failure import failure, masked, no_web_listing, reading, secret_values
@@ -161,6 +168,8 @@ class ObjectStoreOrigin:
         except FOREIGN as error:
             _LOGGER.debug("obstore: %s", masked(str(error), self._secrets))
             kind, cause, way_out = described(error)
+            if kind in (OriginUnavailable, OriginTimeout) and self.origin_id not in cause:
+                cause = f"{cause}, asking {self.origin_id}"
             raise self._failure(kind, action, uri, cause, way_out) from None
         finally:
             self._num_calls -= 1

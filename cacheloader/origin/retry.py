@@ -46,9 +46,16 @@ class Backoff:
         return self.ceiling_s(failures) * unit
 
 
+FIRST_REQUESTS = 4
+"""A guess between a request alone, which leaves a long link idle, and the full width, which delays the first shard."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPace:
-    """How many requests one host gets at a time, learnt from its "slow down" answers: halve, then grow by one a round.
+    """How many requests one host gets at a time: few at first, more with each answer, half after a "slow down".
+
+    Requests that are in flight share the link, so the first shard of a job comes late if many start with it. Growth is
+    one for each answer up to the first "slow down" (twice as many a round), then one a round.
 
     Attributes:
         most: Requests at a time that are never exceeded.
@@ -66,8 +73,8 @@ class HostPace:
 
     @classmethod
     def open(cls, most: int) -> HostPace:
-        """The pace of a host that has not complained."""
-        return cls(most=most, allowed=float(most))
+        """The pace of a host that nothing is known of yet."""
+        return cls(most=most, allowed=float(min(most, FIRST_REQUESTS)))
 
     def may_start(self, *, in_flight: int, now_s: float) -> bool:
         """Whether one more request may start."""
@@ -98,4 +105,5 @@ class HostPace:
         """The pace after a request that started at ``started_s`` was answered well."""
         if started_s < self.last_cut_s or (self.allowed == self.most and not self.strikes):
             return self
-        return replace(self, allowed=min(float(self.most), self.allowed + 1 / self.allowed), strikes=0)
+        step = 1.0 if self.last_cut_s == float("-inf") else 1 / self.allowed
+        return replace(self, allowed=min(float(self.most), self.allowed + step), strikes=0)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from braceexpand import UnbalancedBracesError, braceexpand
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cacheloader.errors import ConfigError
@@ -35,6 +35,8 @@ def closes_before_it_opens(pattern: str) -> bool:
 @example("{a,{b,c}{1..2},}")
 @settings(max_examples=500)
 def test_braces_expand_as_webdataset_expands_them(pattern):
+    # braceexpand unescapes twice what stands in braces that list nothing: "{\\\\}" loses its backslash there.
+    assume(not re.search(r"\{[^{},]*\\\\[^{},]*\}", pattern))
     if closes_before_it_opens(pattern):  # braceexpand lets "}{" pass as it stands
         with pytest.raises(ConfigError, match="do not match"):
             list(expand_braces(pattern))

@@ -159,6 +159,8 @@ async def test_a_throttled_host_gets_half_the_requests_and_earns_the_rest_back()
     slots = TransferSlots(max_requests=8, backoff=Backoff(first_s=0.0))
     clock = asyncio.get_running_loop().time
     async with line(slots) as waiting:
+        for _ in range(4):  # from the few of a new host to its full width
+            slots.succeeded("host", started_s=clock())
         slots.throttled("host", started_s=clock())
         for name in "abcdefgh":
             await waiting.add(name)
