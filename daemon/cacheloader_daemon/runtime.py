@@ -215,11 +215,13 @@ class Runtime:
             ProtocolError: It has none.
         """
         state = self._sessions[session]
-        if state.counted[shard] > 0:
+        # A release does not say which lease it ends. A copy in memory goes first: to take a blob for released that is
+        # still open would let it be evicted, and its bytes would be missing from the quota.
+        if state.uncounted[shard] > 0:
+            state.uncounted[shard] -= 1
+        elif state.counted[shard] > 0:
             state.counted[shard] -= 1
             self._tell(events.Released(session=session, shard=shard))
-        elif state.uncounted[shard] > 0:
-            state.uncounted[shard] -= 1
         else:
             raise ProtocolError(f"shard {shard} was released more often than it was leased")
 
