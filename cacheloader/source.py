@@ -59,8 +59,12 @@ class Source:
         """The shards, with sizes, versions and sample counts."""
         return self._open()[1]
 
-    def follow(self, plan: AccessPlan) -> None:
-        """Begin an iteration: give back what an earlier one still holds and announce the coming accesses."""
+    def follow(self, plan: AccessPlan) -> Shelf:
+        """Begin an iteration: give back what an earlier one still holds and announce the coming accesses.
+
+        Returns:
+            What the iteration holds, for ``let_go``.
+        """
         transport, manifest = self._open()
         self.let_go()
         transport.follow(plan)
@@ -71,6 +75,7 @@ class Source:
             shard_format=registry.named(manifest.format),
             columns=self._columns,
         )
+        return self._shelf
 
     def read(self, shard: NDArray[np.int32], sample: NDArray[np.int64]) -> list[Sample]:
         """Samples in the order asked for, read shard by shard.
@@ -94,9 +99,14 @@ class Source:
         assert self._shelf is not None, "advance before follow"
         self._shelf.advance(clock)
 
-    def let_go(self) -> None:
-        """Give back every shard; calling it again does nothing."""
-        if self._shelf is not None:
+    def let_go(self, shelf: Shelf | None = None) -> None:
+        """Give back every shard; calling it again does nothing.
+
+        Args:
+            shelf: Only if this is still the iteration under way: an iterator that was left behind ends some time, and
+                must not take the shards of the one that followed it.
+        """
+        if self._shelf is not None and shelf in (None, self._shelf):
             self._shelf.clear()
             self._shelf = None
 

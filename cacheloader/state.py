@@ -7,6 +7,7 @@ is, and is checked field by field when a state is loaded.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +16,9 @@ from cacheloader.order.options import ORDER_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from cacheloader.order.options import OrderOptions
 
@@ -30,7 +34,7 @@ class Position:
 
     Attributes:
         manifest: Digest of the data set's manifest.
-        order: Everything of ``OrderOptions`` that decides which sample comes next.
+        order: Everything else that decides which sample comes next: ``OrderOptions`` and the shards' ``layout``.
         epoch: Epoch, from 0.
         row: Rows of that epoch that have been delivered.
     """
@@ -54,6 +58,20 @@ class Position:
 def order_fields(options: OrderOptions) -> dict[str, int | float | str | bool]:
     """What a position must repeat: ``options`` and the version of the rules that turn them into an order."""
     return {**asdict(options), "order_version": ORDER_VERSION}
+
+
+def layout(samples_per_shard: NDArray[np.int64]) -> str:
+    """What the order takes from the shards: how many samples each holds. Wherever they lie, it is the same order.
+
+    Args:
+        samples_per_shard: int64 [shards].
+
+    Returns:
+        Short text that differs whenever the counts do, such as ``"16 shards, 1024 samples, 0f5e…"``.
+    """
+    counts = samples_per_shard.astype("<i8")
+    digest = hashlib.blake2b(counts.tobytes(), digest_size=8).hexdigest()
+    return f"{len(counts)} shards, {int(counts.sum())} samples, {digest}"
 
 
 def parse(state: Mapping[str, Any]) -> Position:
