@@ -44,7 +44,3 @@ class BlockPattern:
         turn = np.empty(BLOCK_ROWS, dtype=np.int16)
         turn[np.argsort(source, kind="stable")] = np.concatenate([np.arange(count) for count in counts])
         return cls(source=source, turn=turn)
-
-    def places(self, source: int) -> NDArray[np.int64]:
-        """The places of one source, int64 [its count], in order."""
-        return np.flatnonzero(self.source == source)

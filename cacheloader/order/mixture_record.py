@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cacheloader.order.mixture_shares import BLOCK_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from fractions import Fraction
+
+    from numpy.typing import NDArray
 
     from cacheloader.order.mixture_shares import Phase
     from cacheloader.order.options import OrderOptions
@@ -36,11 +40,18 @@ def sources_text(names: Sequence[str], options: Sequence[OrderOptions]) -> str:
     return _fitting(long, exact=long, count=f"{len(names)} sources")
 
 
+def layout_text(samples_per_shard: Sequence[NDArray[np.int64]]) -> str:
+    """How many samples each shard of each source holds: what the order takes from the manifests."""
+    exact = repr([_digest(counts.astype("<i8").tobytes(), chars=32) for counts in samples_per_shard])
+    shards, samples = (sum(map(size, samples_per_shard)) for size in (len, np.sum))
+    return f"{shards} shards, {samples} samples, {_digest(exact.encode(), chars=16)}"
+
+
 def weights_text(names: Sequence[str], weights: Sequence[Fraction]) -> str:
     """Normalised weights."""
     exact = repr([(name, str(weight)) for name, weight in zip(names, weights, strict=True)])
     short = " ".join(f"{name}={float(weight):.6g}" for name, weight in zip(names, weights, strict=True))
-    return _fitting(f"{short} #{_digest(exact, chars=8)}", exact=exact, count=f"{len(names)} weights")
+    return _fitting(f"{short} #{_digest(exact.encode(), chars=8)}", exact=exact, count=f"{len(names)} weights")
 
 
 def schedule_text(names: Sequence[str], phases: Sequence[Phase]) -> str:
@@ -79,8 +90,8 @@ def _source_text(options: OrderOptions) -> str:
 
 
 def _fitting(text: str, *, exact: str, count: str) -> str:
-    return text if len(ascii(text)) <= _LONGEST_TEXT else f"{count} #{_digest(exact, chars=24)}"
+    return text if len(ascii(text)) <= _LONGEST_TEXT else f"{count} #{_digest(exact.encode(), chars=24)}"
 
 
-def _digest(text: str, *, chars: int) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()[:chars]
+def _digest(content: bytes, *, chars: int) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()[:chars]

@@ -21,6 +21,9 @@ BLOCK_ROWS = 4096
 MIXTURE_VERSION = 1
 """Raised whenever equal options would give another order; belongs into every saved position."""
 
+_LOG_CHANCE = 28.0  # of e: below 1e-12
+_ROUNDING = 0.01  # samples; far above what floats lose
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
@@ -67,38 +70,39 @@ class Shares:
         """
         return self._before(bisect_right(self._starts, block) - 1, block)
 
-    def table(self, first_block: int, stop_block: int) -> NDArray[np.int64]:
-        """Int64 [stop_block - first_block + 1, sources]: ``before`` each of these blocks and behind the last."""
-        blocks = range(first_block, stop_block + 1)
-        return np.array([self.before(block) for block in blocks], dtype=np.int64).reshape(-1, self.num_sources)
-
     def surround(
         self, source: int, turn: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Which blocks may hold certain samples of a source, without counting through any block.
+        """Between which rows certain samples of a source lie, without a look at any block.
+
+        The blocks are certain. Inside a block, where the pattern is as good as random, a sample may be expected near
+        the place that it would have if the pattern were even; Bernstein's inequality gives the distance which it keeps
+        within but for a chance of 1e-12. So this is for plans, which may be wrong and only cost time.
 
         Args:
             source: Number of the source.
-            turn: int64 [n]; each sample's number among those of the source in a lane.
+            turn: int64 [n]; each sample's number among those of the source in a lane, below ``before`` some block.
 
         Returns:
-            The first block, int64 [n], and one past the last, int64 [n], that may hold it: one or two blocks, and four
-            where the source has but a few samples in each. Then the row, float64 [n], near which it lies.
+            First row, int64 [n], and one past the last row, int64 [n], that may hold it, then the row, float64 [n],
+            near which it lies.
         """
         bases = np.array([base[source] for base in self._bases], dtype=np.int64)
         # Where a source pauses for a phase, that phase and the next have the same base, and the last of them is meant.
         phase = np.searchsorted(bases, turn, side="right") - 1
-        starts = np.array(self._starts, dtype=np.int64)
-        shares = np.array([float(phase.weights[source]) * BLOCK_ROWS for phase in self.phases])[phase]
+        weight = np.array([float(phase.weights[source]) for phase in self.phases])[phase]
+        start = np.array(self._starts, dtype=np.int64)[phase] * BLOCK_ROWS
+        stop = np.append(np.array(self._starts[1:], dtype=np.int64) * BLOCK_ROWS, np.iinfo(np.int64).max)[phase]
         inside = (turn - bases[phase]).astype(np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # Counts differ from the exact share by less than one; a hundredth is for the float's own rounding.
-            first = np.floor(np.maximum(inside - 0.01, 0) / shares)
-            stop = np.floor((inside + 1.01) / shares) + 1
-            near = (starts[phase] + inside / shares) * BLOCK_ROWS
-        length = np.append(np.diff(starts), np.iinfo(np.int64).max)[phase].astype(np.float64)
-        first, stop = np.minimum(first, length - 1), np.minimum(stop, length)
-        return starts[phase] + first.astype(np.int64), starts[phase] + stop.astype(np.int64), near
+        # Counts before a block differ from the exact share by less than one.
+        first_block = np.floor(np.maximum(inside - _ROUNDING, 0) / weight / BLOCK_ROWS)
+        last_block = np.floor((inside + 1 + _ROUNDING) / weight / BLOCK_ROWS)
+        variance = BLOCK_ROWS / 4 * weight * (1 - weight)
+        distance = (2 + _LOG_CHANCE / 3 + np.sqrt(_LOG_CHANCE**2 / 9 + 2 * _LOG_CHANCE * variance)) / weight
+        near = inside / weight
+        first_row = np.maximum(first_block * BLOCK_ROWS, np.floor(near - distance)).astype(np.int64)
+        stop_row = np.minimum((last_block + 1) * BLOCK_ROWS, np.ceil(near + distance) + 1).astype(np.int64)
+        return start + first_row, np.minimum(start + stop_row, stop), start + near
 
     def _before(self, phase: int, block: int) -> tuple[int, ...]:
         parts, whole = self._parts[phase]

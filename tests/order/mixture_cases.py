@@ -101,3 +101,8 @@ def told(mix: Mix, *, lane: int, num_rows: int) -> list[tuple[int, int]]:
             places.append((source, seen[source]))
             seen[source] += 1
     return places[:num_rows]
+
+
+def order_of(*, lanes=2, epoch_rows=5000, tail="carry", schedule=(), **weights) -> MixtureOrder:
+    phases = phases_of(weights, schedule, names=sorted(weights), lanes=lanes)
+    return MixtureOrder(Shares(phases), seed=7, lanes=lanes, epoch_rows=epoch_rows, tail=tail)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -8,17 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cacheloader.errors import ConfigError
-from cacheloader.order.mixture_order import MixtureOrder
-from cacheloader.order.mixture_schedule import WeightsFrom, phases_of
-from cacheloader.order.mixture_shares import BLOCK_ROWS, Shares
+from cacheloader.order.mixture_schedule import WeightsFrom
+from cacheloader.order.mixture_shares import BLOCK_ROWS
 
 from .cases import thorough
-from .mixture_cases import Mix, mixes, told
+from .mixture_cases import Mix, mixes, order_of, told
 
-
-def order_of(*, lanes=2, epoch_rows=5000, tail="carry", schedule=(), **weights) -> MixtureOrder:
-    phases = phases_of(weights, schedule, names=sorted(weights), lanes=lanes)
-    return MixtureOrder(Shares(phases), seed=7, lanes=lanes, epoch_rows=epoch_rows, tail=tail)
+if TYPE_CHECKING:
+    from cacheloader.order.mixture_order import MixtureOrder
 
 
 def step(order: MixtureOrder, *, epoch: int, row: int, global_batch: int, world_size: int = 1) -> dict[str, list[int]]:
