@@ -131,12 +131,12 @@ class SeaweedServer:
             *(f"-{flag}={port}" for flag, port in zip(_port_flags(), self._ports.values(), strict=True)),
             *self._arguments,
         ]  # fmt: skip
-        with (self.directory / "weed.log").open("ab") as log:
+        with (self.directory / "weed.log").open("ab") as output:
             self._process = subprocess.Popen(
                 die_with_parent(command),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 cwd=self.directory,
                 env={**os.environ, "HOME": str(self.directory), "TMPDIR": str(self.directory)},
             )
