@@ -20,7 +20,7 @@ from tqdm import tqdm
 from cacheloader.demo import data
 from cacheloader.demo.link import SlowLink
 from cacheloader.demo.seaweedfs import SeaweedServer
-from cacheloader.errors import CacheloaderError
+from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.quantity import format_size
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 BUCKET = "demo"
 BATCH_SIZE = 64
+KILL_AT_BATCH = 12
+MIN_JPEGS = 2 * KILL_AT_BATCH * BATCH_SIZE
 LINK_BYTES_PER_S = 20 * 10**6
 LINK_DELAY_S = 0.02
 STEP_TIMEOUT_S = 120.0
@@ -88,8 +90,13 @@ def run(*, num_jpegs: int = 2400, keep: bool = False, say: Callable[[str], None]
         Every figure that was shown.
 
     Raises:
+        ConfigError: ``num_jpegs`` is too small for the story.
         DemoFailed: A step did not show what it should.
     """
+    if num_jpegs < MIN_JPEGS:
+        raise ConfigError(
+            f"num_jpegs={num_jpegs} is below {MIN_JPEGS}: the job would be over before it can be killed; pass more"
+        )
     folder = Path(tempfile.mkdtemp(prefix="cacheloader-demo-"))
     server = SeaweedServer(folder / "store")
     try:
@@ -230,7 +237,7 @@ def _third_epoch_until_killed(job: _Job) -> list[dict[str, Any]]:
         for row in trainer.rows():
             if row.get("epoch") == 2:
                 rows.append(row)
-            if len(rows) == 12:
+            if len(rows) == KILL_AT_BATCH:
                 trainer.kill()
                 rows += [row for row in trainer.rest() if row.get("epoch") == 2]
                 break

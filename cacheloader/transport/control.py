@@ -1,4 +1,4 @@
-"""Talking to a running daemon beside reading from it: statistics, reports, the end of a private one. Starts none."""
+"""Talking to a running daemon beside reading from it: its statistics, the end of a private one. Never starts one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cacheloader.config import TransportOptions
-from cacheloader.errors import CacheloaderError, DaemonUnavailable, DeadlineExceeded, ProtocolError
+from cacheloader.errors import DaemonUnavailable, DeadlineExceeded, ProtocolError
 from cacheloader.protocol import messages
 from cacheloader.transport.embedded import SOCKET_NAME
 from cacheloader.transport.endpoint import connect
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TIMEOUT_S = 10.0
-_SECONDS_PER_REPORT = 4096  # nine bytes each: well below the limit of a message
 
 
 def read_status(options: TransportOptions, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -49,7 +48,7 @@ def read_status(options: TransportOptions, *, timeout_s: float = TIMEOUT_S) -> d
 
 
 def stop_daemon(cache_dir: Path, *, timeout_s: float = TIMEOUT_S) -> bool:
-    """Ask the private daemon of ``cache_dir`` to leave and wait until its process is gone.
+    """Ask the private daemon of ``cache_dir`` to leave and wait until it is gone.
 
     Returns:
         Whether one was running.
@@ -60,78 +59,35 @@ def stop_daemon(cache_dir: Path, *, timeout_s: float = TIMEOUT_S) -> bool:
     deadline = time.monotonic() + timeout_s
     try:
         with _running(TransportOptions(daemon="embedded", cache_dir=cache_dir), deadline) as (link, welcome):
-            process = os.pidfd_open(welcome.pid)
+            process = _process(welcome.pid)
+            request = messages.Stop(id=link.next_id())
+            link.send(request, deadline=deadline)
+            link.receive(request.id, deadline=deadline).close()
+            name = f"{link.peer} (pid {welcome.pid})"
             try:
-                request = messages.Stop(id=link.next_id())
-                link.send(request, deadline=deadline)
-                answer = link.receive(request.id, deadline=deadline)
-                answer.close()
-                _wait_for_end(process, deadline, f"{link.peer} (pid {welcome.pid})")
+                _wait_for_end(process if process is not None else link.fileno(), deadline, name)
             finally:
-                os.close(process)
-    except (DaemonUnavailable, ProcessLookupError):
+                if process is not None:
+                    os.close(process)
+    except DaemonUnavailable:
         return False
     return True
 
 
-class FetchReporter:
-    """Tells the daemon how long the training loop waited for its batches, for the metrics of the node.
+def _process(pid: int) -> int | None:
+    """A descriptor that ends with the process; ``None`` if it is not visible here (another container)."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
 
-    A report is worth little and the training loop's time much: it goes out at most once a second, waits for nothing,
-    and is dropped where no daemon takes it.
 
-    Args:
-        options: Which daemon.
+def connect_running(options: TransportOptions, deadline: float) -> Link:
+    """A connection to the daemon that runs, before its ``hello``.
+
+    Raises:
+        DaemonUnavailable: None is running there.
     """
-
-    PERIOD_S = 1.0
-    PATIENCE_S = 0.05
-    RETRY_S = 30.0
-
-    def __init__(self, options: TransportOptions) -> None:
-        self._options = options
-        self._link: Link | None = None
-        self._seconds: list[float] = []
-        self._samples = 0
-        self._due_s = 0.0
-
-    def add(self, fetch_seconds: float, num_samples: int) -> None:
-        """Take one batch's waiting time into the next report."""
-        self._seconds.append(fetch_seconds)
-        self._samples += num_samples
-        now_s = time.monotonic()
-        if now_s >= self._due_s:
-            self._due_s = now_s + self.PERIOD_S
-            self._send(now_s + self.PATIENCE_S)
-
-    def flush(self) -> None:
-        """Send what is left, at the end of an epoch."""
-        if self._seconds:
-            self._send(time.monotonic() + self.PATIENCE_S)
-
-    def close(self) -> None:
-        """Close the connection; calling it again does nothing."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-
-    def _send(self, deadline: float) -> None:
-        seconds, self._seconds = self._seconds, []
-        samples, self._samples = self._samples, 0
-        try:
-            if self._link is None or not self._link.is_open:
-                self._link = _connect(self._options, deadline)
-                self._link.hello(deadline=deadline)
-            for start in range(0, len(seconds), _SECONDS_PER_REPORT):
-                part = seconds[start : start + _SECONDS_PER_REPORT]
-                self._link.send(messages.Report(fetch_seconds=part, samples=samples), deadline=deadline)
-                samples = 0
-        except (CacheloaderError, TimeoutError):
-            self.close()
-            self._due_s = deadline + self.RETRY_S
-
-
-def _connect(options: TransportOptions, deadline: float) -> Link:
     path = options.socket_path or options.directory / SOCKET_NAME
     try:
         sock = connect(path, deadline=deadline)
@@ -142,7 +98,7 @@ def _connect(options: TransportOptions, deadline: float) -> Link:
 
 @contextmanager
 def _running(options: TransportOptions, deadline: float) -> Iterator[tuple[Link, messages.Welcome]]:
-    link = _connect(options, deadline)
+    link = connect_running(options, deadline)
     try:
         yield link, link.hello(deadline=deadline)
     except TimeoutError as error:
@@ -151,8 +107,9 @@ def _running(options: TransportOptions, deadline: float) -> Iterator[tuple[Link,
         link.close()
 
 
-def _wait_for_end(process: int, deadline: float, name: str) -> None:
+def _wait_for_end(end: int, deadline: float, name: str) -> None:
+    """Wait until ``end`` is readable: a process that has ended, or a connection that was closed."""
     poll = select.poll()
-    poll.register(process, select.POLLIN)
+    poll.register(end, select.POLLIN)
     if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
         raise DeadlineExceeded(f"{name} was asked to stop and still runs; end it with kill")

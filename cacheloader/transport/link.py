@@ -85,6 +85,14 @@ class Link:
         """Whether the connection has not been closed or lost, as far as this side knows."""
         return self._sock is not None
 
+    def fileno(self) -> int:
+        """The socket's descriptor, for a poll.
+
+        Raises:
+            PeerGone: The connection is closed.
+        """
+        return self._socket().fileno()
+
     def next_id(self) -> int:
         """An id for a request, unique on this connection."""
         self._last_id += 1

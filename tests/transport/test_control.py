@@ -4,7 +4,8 @@ import pytest
 
 from cacheloader.config import TransportOptions
 from cacheloader.errors import DaemonUnavailable
-from cacheloader.transport.control import FetchReporter, read_status, stop_daemon
+from cacheloader.transport.control import read_status, stop_daemon
+from cacheloader.transport.reporting import FetchReporter
 from tests.contract.transports import running
 from tests.support.waiting import wait_until
 
