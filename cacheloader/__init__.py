@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from cacheloader.dataset import RemoteDataset as RemoteDataset
     from cacheloader.delivery import SKIP as SKIP
     from cacheloader.loader import DataLoader as DataLoader
+    from cacheloader.mixture import Mixture as Mixture
+    from cacheloader.order.mixture_schedule import WeightsFrom as WeightsFrom
 
 __version__ = "0.1.0"
 
 _ROOMS = {
     "SKIP": "cacheloader.delivery",
     "DataLoader": "cacheloader.loader",
+    "Mixture": "cacheloader.mixture",
     "RemoteDataset": "cacheloader.dataset",
+    "WeightsFrom": "cacheloader.order.mixture_schedule",
 }
 
-__all__ = ["SKIP", "DataLoader", "RemoteDataset", "__version__", "errors"]
+__all__ = ["SKIP", "DataLoader", "Mixture", "RemoteDataset", "WeightsFrom", "__version__", "errors"]
 
 
 def __getattr__(name: str) -> Any:

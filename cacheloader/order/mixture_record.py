@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from cacheloader.order.mixture_shares import Phase
     from cacheloader.order.options import OrderOptions
 
-_LONGEST_TEXT = 190
-_DIGEST_CHARS = 12
+_LONGEST_TEXT = 160
+_DIGEST_CHARS = 10
 
 
 def manifests_text(names: Sequence[str], digests: Sequence[str]) -> str:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cacheloader.order.mixture_record import (
     is_earlier_schedule,
+    layout_text,
     manifests_text,
     schedule_text,
     sources_text,
@@ -16,6 +18,7 @@ from cacheloader.order.mixture_record import (
 from cacheloader.order.mixture_schedule import WeightsFrom, normalised, phases_of
 from cacheloader.order.mixture_shares import BLOCK_ROWS
 from cacheloader.order.options import OrderOptions
+from cacheloader.state import Position
 
 from .cases import thorough
 
@@ -32,7 +35,7 @@ def phases(*blocks: int, names="ab"):
 
 def test_texts_of_small_mixtures_can_be_read():
     assert weights_text("ab", normalised({"a": 7, "b": 3}, names="ab")).startswith("a=0.7 b=0.3 #")
-    assert manifests_text("ab", ["0" * 32, "1" * 32]) == "a=000000000000 b=111111111111"
+    assert manifests_text("ab", ["0" * 32, "1" * 32]) == "a=0000000000 b=1111111111"
     assert sources_text("ab", [OrderOptions(seed=5)] * 2) == "each(seed=5 window=8)"
     different = [OrderOptions(seed=5, redeal=0.5), OrderOptions(shuffle=False)]
     assert sources_text("ab", different) == "a(seed=5 window=8 redeal=0.5) b(seed=0 unshuffled)"
@@ -93,14 +96,36 @@ def test_a_schedule_too_long_to_be_spelled_out_may_grow_at_its_end():
     assert not is_earlier_schedule(saved, names="ab", phases=phases(*range(2, 51)), row=0)
 
 
-def test_eight_sources_with_a_schedule_take_less_than_800_bytes():
-    texts = {
-        "manifest": manifests_text(EIGHT, [f"{i:032x}" for i in range(8)]),
-        "weights": weights_text(EIGHT, normalised(dict.fromkeys(EIGHT, 0.125), names=EIGHT)),
-        "sources": sources_text(EIGHT, [OrderOptions(seed=i) for i in range(8)]),
-        "schedule": schedule_text("ab", phases(1, 2, 3)),
+@pytest.mark.parametrize("names", [EIGHT, [f"{'é' * 50}{i}" for i in range(300)]])
+def test_a_position_of_any_mixture_at_any_place_takes_less_than_a_kibibyte(names):
+    order = {
+        "seed": 2**64 - 1,
+        "lanes": 10**5,
+        "tail": "carry",
+        "epoch_rows": 10**12,
+        "weights": weights_text(names, normalised(dict.fromkeys(names, 1), names=names)),
+        "schedule": schedule_text("ab", phases(*range(1, 60))),
+        "sources": sources_text(
+            names, [OrderOptions(seed=2**64 - 1 - i, redeal=0.123456789) for i in range(len(names))]
+        ),
+        "layout": layout_text([np.full(10**5, 10**8)] * 8),
+        "order_version": 1,
+        "mixture_version": 1,
     }
+    digests = [f"{i:032x}" for i in range(len(names))]
+    position = Position(manifest=manifests_text(names, digests), order=order, epoch=10**6, row=10**12)
 
-    assert len(json.dumps(texts)) < 800
-    assert "source0=" in texts["manifest"]
-    assert "source0=" in texts["weights"]
+    assert len(json.dumps(position.to_dict())) < 1024
+
+
+def test_eight_sources_of_short_names_can_be_read_in_full():
+    assert manifests_text(EIGHT, [f"{i:032x}" for i in range(8)]).startswith("source0=0000000000 source1=")
+    assert weights_text(EIGHT, normalised(dict.fromkeys(EIGHT, 1), names=EIGHT)).startswith("source0=0.125 source1=")
+
+
+def test_a_shard_that_moved_from_one_source_to_the_next_is_another_layout():
+    one = layout_text([np.array([3, 4, 5]), np.array([6])])
+    other = layout_text([np.array([3, 4]), np.array([5, 6])])
+
+    assert one.startswith("4 shards, 18 samples, ")
+    assert one != other

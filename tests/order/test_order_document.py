@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cacheloader.order.mixture_schedule import phases_of
+from cacheloader.order.mixture_shares import BLOCK_ROWS, Shares
 from cacheloader.order.options import OrderOptions
 from cacheloader.order.sample_order import SampleOrder
 
@@ -69,3 +71,17 @@ def test_the_accesses_of_the_example_are_those_of_the_code():
     ]
 
     assert blocks()[3] == "".join(lines)
+
+
+def test_the_shares_of_the_example_are_those_of_the_code():
+    shares = Shares(phases_of({"code": 0.3, "web": 0.7}, [], names=["code", "web"], lanes=1))
+    lines = ["block   web    code   web, all   exact      code, all   exact\n"]
+    for block in range(4):
+        (code_before, web_before), (code, web) = shares.before(block), shares.before(block + 1)
+        places = (block + 1) * BLOCK_ROWS
+        lines.append(
+            f"{block:<8}{web - web_before:<7}{code - code_before:<7}{web:>8}{places * 0.7:>10.1f}"
+            f"{code:>13}{places * 0.3:>10.1f}\n"
+        )
+
+    assert blocks()[4] == "".join(lines)
