@@ -35,6 +35,7 @@ from cacheloader.origin.fsspec_errors import described
 from cacheloader.origin.location import scheme_of, store_url
 from cacheloader.origin.options import PUBLIC_NAMES
 from cacheloader.origin.threads import DaemonThreads
+from cacheloader.origin.wrapping import refuse_wrapping, refuse_wrapping_class
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping
@@ -59,7 +60,7 @@ class FilesystemOrigin:
         options: `storage_options`, passed to the file system as they are.
 
     Raises:
-        ConfigError: fsspec does not know the protocol.
+        ConfigError: fsspec does not know the protocol, or it reads through another one or from local files.
     """
 
     def __init__(self, url: str, *, options: Mapping[str, object]) -> None:
@@ -67,6 +68,7 @@ class FilesystemOrigin:
         self._protocol = scheme_of(url)
         self._root = store_url(url)
         self._options = dict(options)
+        refuse_wrapping(self._root, protocol=self._protocol, options=self._options)
         self._secrets = secret_values(self._options, public=PUBLIC_NAMES)
         self._threads = DaemonThreads(_DEFAULT_THREADS, name=f"fsspec-{self._protocol}")
         self._opening = asyncio.Lock()
@@ -136,11 +138,14 @@ class FilesystemOrigin:
 
         def make() -> Any:
             kind = fsspec.get_filesystem_class(self._protocol)
+            refuse_wrapping_class(self._root, protocol=self._protocol, kind=kind)
             options = {**kind._get_kwargs_from_urls(self._url), **self._options}
             return kind(**options, skip_instance_cache=True)
 
         try:
             return await self._in_thread(make)
+        except ConfigError:
+            raise
         except ImportError as error:
             raise ConfigError(f"{self._root} needs a package that is not installed: {error}") from error
         except (TypeError, ValueError) as error:
