@@ -7,6 +7,7 @@ import fsspec
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import known_implementations
 
 from cacheloader.errors import ConfigError
 from cacheloader.keys import ByteRange
@@ -71,6 +72,7 @@ async def test_a_class_registered_by_another_package_is_held_to_the_rule_too(
         def __init__(self, **kwargs: object) -> None:
             super().__init__(**kwargs)
 
+    monkeypatch.setitem(known_implementations, "elsewhere", {})
     monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "elsewhere", Elsewhere)
     (tmp_path / "secret").write_bytes(b"secret")
     origin = open_origin(f"elsewhere://{tmp_path}/", storage_options={})
