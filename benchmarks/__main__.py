@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks.scenarios.scenario import Scenario
 
-SCENARIOS = {"two-epochs": "benchmarks.scenarios.two_epochs"}
+SCENARIOS = {"position": "benchmarks.scenarios.position", "two-epochs": "benchmarks.scenarios.two_epochs"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

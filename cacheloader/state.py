@@ -130,8 +130,9 @@ def reconcile(saved: Position, current: Position, *, on_mismatch: Mapping[str, P
     if refused:
         diff = "; ".join(f"{name}: saved {old.get(name)!r}, now {new.get(name)!r}" for name in refused)
         raise StateMismatch(
-            f"the saved position belongs to another order of samples ({diff}); restore the old value, or pass "
-            f'on_mismatch={{{refused[0]!r}: "accept"}} to go on at the same row or "restart_epoch" to redo the epoch'
+            f"the saved position belongs to another order of samples ({diff}); restore what was, or pass "
+            f"on_mismatch={dict.fromkeys(refused, 'accept')} to go on at the same row of the new order, or "
+            "'restart_epoch' to redo the epoch in it"
         )
     restart = any(policies[name] == "restart_epoch" for name in different)
     row = 0 if restart else saved.row
