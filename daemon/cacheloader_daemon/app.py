@@ -29,6 +29,7 @@ from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
 from cacheloader_daemon.plan.options import PlannerOptions
 from cacheloader_daemon.prepare import Preparers
+from cacheloader_daemon.rights import ClientRights
 from cacheloader_daemon.runtime import Runtime
 from cacheloader_daemon.server.listener import Admission, bind, inherited_from_systemd
 from cacheloader_daemon.server.server import Server
@@ -90,6 +91,16 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
                 runner.run(_Daemon(config, store, sockets, quota_bytes, overhead_bytes).run(is_ready))
         finally:
             store.close()
+
+
+def _client_rights(config: DaemonConfig) -> ClientRights | None:
+    if config.private:
+        return None  # its clients are its own user
+    return ClientRights(
+        schemes=frozenset(config.allowed_schemes),
+        local_paths=config.allow_local_paths,
+        profiles=config.allow_profiles,
+    )
 
 
 def _quota_bytes(config: DaemonConfig) -> int:
@@ -171,7 +182,7 @@ class _Daemon:
                     store=self._store,
                     disk=quick,
                     shards_in_flight=self._config.max_fetches,
-                    allow_local_paths=self._config.private or self._config.allow_local_paths,
+                    rights=_client_rights(self._config),
                 )
                 if self._sockets.metrics is not None:
                     await metrics.start(self._sockets.metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -34,7 +35,11 @@ class DaemonConfig:
         allowed_gids: Groups (main group of the peer) that may connect.
         allow_all_users: Whether everybody may connect who can open the socket.
         allow_local_paths: Whether clients of a shared daemon may name files of this node, which are read with the
-            daemon's rights and not with theirs. A private daemon always may.
+            daemon's rights and not with theirs, among URLs and among storage options. A private daemon always may.
+        allow_profiles: Whether clients of a shared daemon may choose a profile from the daemon's own AWS configuration.
+        allowed_schemes: Schemes of URLs that clients of a shared daemon may use besides s3, gs, az, abfs, http and
+            https. fsspec reads them; those that wrap other file systems or read this node's files give its clients
+            the daemon's rights.
         socket_mode: Permission bits of the socket file.
         max_connections: Clients at once; a node with 8 ranks of 16 workers needs 136.
         max_requests: Unanswered requests of one client.
@@ -57,6 +62,8 @@ class DaemonConfig:
     allowed_gids: tuple[int, ...] = ()
     allow_all_users: bool = False
     allow_local_paths: bool = False
+    allow_profiles: bool = False
+    allowed_schemes: tuple[str, ...] = ()
     socket_mode: int = 0o600
     max_connections: int = 1024
     max_requests: int = 256
@@ -93,9 +100,10 @@ class DaemonConfig:
                 raise ConfigError(f"{name}={value} is not between {smallest} and {largest}")
         if self.idle_timeout_s is not None and not 0 <= self.idle_timeout_s < float("inf"):
             raise ConfigError(f"idle_timeout_s={self.idle_timeout_s} is no number of seconds; pass 0 for never")
-        if self.private and (self.allowed_uids or self.allowed_gids):
+        if self.private and (self.allowed_uids or self.allowed_gids or self.allow_all_users):
             raise ConfigError(
-                "allowed_uids and allowed_gids are for a shared daemon; a private one serves its own user"
+                "allowed_uids, allowed_gids and allow_all_users are for a shared daemon; a private one serves its own "
+                "user"
             )
         if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
             raise ConfigError(f"log_level={self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR")
@@ -171,6 +179,8 @@ class DaemonConfig:
             raise ConfigError(f"the configuration {path} is no TOML: {error}") from error
 
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "cache_dir": (str, Path),
     "cache_size": (int, str),
@@ -178,6 +188,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "private": (bool,),
     "allow_all_users": (bool,),
     "allow_local_paths": (bool,),
+    "allow_profiles": (bool,),
+    "allowed_schemes": (list, tuple),
     "idle_timeout_s": (int, float),
     "allowed_uids": (list, tuple),
     "allowed_gids": (list, tuple),
@@ -200,4 +212,9 @@ def _converted(name: str, value: object, source: str) -> Any:
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):
             raise ConfigError(f"{source}: {name}={value!r} is no list of numbers; names are not looked up")
         return tuple(ids)
+    if name == "allowed_schemes":
+        schemes = list(value) if isinstance(value, list | tuple) else []
+        if not all(isinstance(scheme, str) and _SCHEME.fullmatch(scheme) for scheme in schemes):
+            raise ConfigError(f'{source}: {name}={value!r} is no list of schemes such as "hf"')
+        return tuple(schemes)
     return value

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from cacheloader import fdpass
-from cacheloader.errors import CacheloaderError, ConfigError, DaemonError, DaemonUnavailable, StateMismatch
+from cacheloader.errors import CacheloaderError, DaemonError, DaemonUnavailable, StateMismatch
 from cacheloader.manifest.record import Manifest
 from cacheloader.protocol import frames
 from cacheloader_daemon.shards import Dataset
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cacheloader.origin.base import Origin
     from cacheloader.protocol.messages import DatasetSpec
     from cacheloader_daemon.disk import DiskThreads
+    from cacheloader_daemon.rights import ClientRights
     from cacheloader_daemon.runtime import Runtime
     from cacheloader_daemon.store import Store
 
@@ -80,13 +81,13 @@ class Datasets:
         store: Keeps manifests and sample counts.
         disk: Threads for asking it.
         shards_in_flight: Shards fetched at once in a scan.
-        allow_local_paths: Whether clients may name files, which are read with the daemon's rights.
+        rights: What clients may name; ``None`` if they have all the rights that the daemon has.
     """
 
     def __init__(
-        self, *, runtime: Runtime, store: Store, disk: DiskThreads, shards_in_flight: int, allow_local_paths: bool
+        self, *, runtime: Runtime, store: Store, disk: DiskThreads, shards_in_flight: int, rights: ClientRights | None
     ) -> None:
-        self._allow_local_paths = allow_local_paths
+        self._rights = rights
         self._runtime = runtime
         self._store = store
         self._disk = disk
@@ -243,16 +244,12 @@ class Datasets:
 
     def _origin(self, spec: DatasetSpec, *, environment_counts: bool) -> Origin:
         from cacheloader.manifest.locate import store_of_all
-        from cacheloader.origin.location import canonical_url, scheme_of
+        from cacheloader.origin.location import canonical_url
         from cacheloader.origin.open import open_origin
 
         store = store_of_all(canonical_url(url) for url in spec.urls[:1])
-        if scheme_of(store) == "file" and not self._allow_local_paths:
-            raise ConfigError(
-                f"this daemon is shared and reads no local paths for its clients, such as {spec.urls[0]}; its "
-                "configuration can allow it (allow_local_paths)",
-                uri=spec.urls[0],
-            )
+        if self._rights is not None:
+            self._rights.check(store, spec.storage_options)
         environment = spec.environment if environment_counts else None
         identity = json.dumps([store, spec.storage_options, environment], sort_keys=True, default=repr)
         # Options hold secrets; what names them must not.

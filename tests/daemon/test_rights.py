@@ -1,0 +1,99 @@
+"""A shared daemon lends its rights to nobody: what its clients may name, and what its configuration can allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cacheloader_daemon.rights import ClientRights
+
+from cacheloader.errors import ConfigError
+from tests.support.node_daemon import NodeDaemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeDaemon]:
+    """A shared daemon as it comes."""
+    daemon = NodeDaemon(directory=tmp_path_factory.mktemp("shared") / "cache", private=False).start()
+    yield daemon
+    assert "defect" not in daemon.log
+    assert daemon.stop() == 0
+
+
+@pytest.mark.parametrize("protocol", ["simplecache", "filecache", "dir", "asynclocal", "reference", "zip", "memory"])
+def test_a_client_cannot_reach_a_file_of_the_node_through_another_protocol(
+    shared: NodeDaemon, tmp_path: Path, protocol: str
+) -> None:
+    (tmp_path / "secret.tar").write_bytes(b"only the daemon's user may read this")
+    written = tmp_path / "written by the daemon"
+    options: dict[str, object] = {"target_protocol": "file", "cache_storage": str(written), "path": "/"}
+    with shared.connect() as client, pytest.raises(ConfigError, match="allowed_schemes"):
+        client.open_dataset([f"{protocol}://{tmp_path}/secret.tar"], options=options)
+    assert not written.exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://b/", {"client_kwargs": {"verify": "/etc/shadow"}}),
+        ("s3://b/", {"engine": "fsspec", "client_kwargs": {"verify": "certificates.pem"}}),
+        ("https://host/a.tar", {"ssl": "/etc/shadow"}),
+        ("gs://b/", {"token": "/etc/shadow"}),
+        ("gs://b/", {"token": "cache"}),
+        ("gs://b/", {"token": {"type": "external_account", "credential_source": {"file": "/etc/shadow"}}}),
+        ("hf://b/", {"cache": ["/etc"]}),
+        ("hf://b/", {"nested": {"deeper": "~/.ssh/id"}}),
+        ("hf://b/", {"fo": "File:///etc/shadow"}),
+    ],
+    ids=repr,
+)
+def test_an_option_that_may_name_a_path_is_refused_unless_the_daemon_reads_paths_for_its_clients(
+    url: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"this daemon is shared and reads no local paths .* option .*allow_local_paths"
+    ):
+        ClientRights(schemes=frozenset({"hf"})).check(url, options)
+    ClientRights(schemes=frozenset({"hf"}), local_paths=True).check(url, options)
+
+
+def test_a_profile_of_the_daemon_is_not_a_clients_to_choose(shared: NodeDaemon) -> None:
+    with shared.connect() as client, pytest.raises(ConfigError, match="allow_profiles"):
+        client.open_dataset(["s3://b/"], options={"profile": "admin"})
+    ClientRights(profiles=True).check("s3://b/", {"profile": "admin"})
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://b/", {"key": "k", "secret": "/s/", "token": "/looks/like/a/path", "client_kwargs": {"verify": False}}),
+        ("s3://b/", {"engine": "fsspec", "anon": True}),
+        ("https://host/a.tar", {"headers": {"Authorization": "Bearer x"}}),
+        ("gs://b/", {"token": "anon"}),
+        ("gs://b/", {"token": {"type": "service_account"}}),
+        ("gs://b/", {"token": None}),
+        ("az://c/", {"account_name": "a", "account_key": "/k="}),
+    ],
+    ids=repr,
+)
+def test_a_clients_own_credentials_are_its_own_to_pass(url: str, options: dict[str, Any]) -> None:
+    ClientRights().check(url, options)
+
+
+def test_a_name_that_no_table_has_is_refused_also_where_fsspec_would_take_it() -> None:
+    with pytest.raises(ConfigError, match=r"unknown name 'client_kwargs\.trust_env'"):
+        ClientRights().check("https://host/a.tar?x=1", {"client_kwargs": {"trust_env": True}})
+
+
+def test_a_scheme_that_the_configuration_names_is_allowed(daemons: Callable[..., NodeDaemon]) -> None:
+    daemon = daemons(private=False)
+    config = daemon.directory.with_suffix(".toml")
+    config.write_text('allowed_schemes = ["nosuchscheme"]\n')
+    daemon.arguments = ["--config", str(config)]
+    daemon.start()
+    with daemon.connect() as client, pytest.raises(ConfigError, match="unknown protocol nosuchscheme"):
+        client.open_dataset(["nosuchscheme://b/a.tar"])
