@@ -25,10 +25,22 @@
         └── ProtocolError      the two sides do not understand each other
 
 Each error is built from one message, so that it survives pickling, torch's re-raise in the main process and the
-wire. A message is one sentence: what failed, the value seen, the rule, the way out.
+wire. A message is one sentence: what failed, the value seen, the rule, the way out. It travels to logs, to a status and
+to other machines, so user names and signatures in URLs are masked here, where every error comes by.
 """
 
 from __future__ import annotations
+
+import re
+
+# A user name ends at the last "@" before the path: a password may hold one. A question mark without an "=" is part of a
+# key or of a sentence.
+_URL_SECRETS = re.compile(r"(?P<head>\w://)[^/\s\"']+@|(?P<query>\?)(?=[^\s\"'?]*=)(?:[^\s\"'<>),;:.]|[,;:.](?=\S))*")
+
+
+def masked_urls(text: str) -> str:
+    """``text`` without user names, passwords and query strings of URLs; what is masked already stays as it is."""
+    return _URL_SECRETS.sub(lambda match: f"{match['head']}***@" if match["head"] else "?***", text)
 
 
 class CacheloaderError(Exception):
@@ -36,12 +48,12 @@ class CacheloaderError(Exception):
 
     Args:
         message: What failed, the value seen, the rule and the way out.
-        uri: The object or path it is about, empty where there is none.
+        uri: The object or path it is about, empty where there is none; masked like the message.
     """
 
     def __init__(self, message: str, *, uri: str = "") -> None:
-        super().__init__(message)
-        self.uri = uri
+        super().__init__(masked_urls(message))
+        self.uri = masked_urls(uri)
 
     @property
     def message(self) -> str:

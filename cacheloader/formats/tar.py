@@ -10,7 +10,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, NoReturn
 
-from cacheloader.errors import CorruptShard
+from cacheloader.errors import CorruptShard, masked_urls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,8 @@ class _Walk:
         else:
             if not position:
                 self._damaged(0, "it is empty")
-            _log.warning("shard %s has no end-of-archive block; was it cut off between two members?", self._uri)
+            shown = masked_urls(self._uri)
+            _log.warning("shard %s has no end-of-archive block; was it cut off between two members?", shown)
         if self._pending_at >= 0:
             self._damaged(self._pending_at, "an extended header stands there and no member behind it")
 

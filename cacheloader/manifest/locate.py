@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from cacheloader.errors import ConfigError, EmptyDataset, OriginError, OriginNotFound
+from cacheloader.errors import ConfigError, EmptyDataset, OriginError, OriginNotFound, masked_urls
 from cacheloader.formats import registry
 from cacheloader.manifest.asking import LISTINGS_IN_FLIGHT, STATS_IN_FLIGHT, ask_each
 from cacheloader.manifest.patterns import expand_all, glob_regex, is_glob
-from cacheloader.origin.failure import masked
 from cacheloader.origin.location import base_url, canonical_url, store_url
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def _chosen(
             raise ConfigError(f"the name of {shown!r} is not UTF-8; rename it")
     if len({info.uri for info in shards}) < len(shards):
         uri, times = Counter(info.uri for info in shards).most_common(1)[0]
-        _log.warning("shards are named more than once and will be read as often: %s %d times", uri, times)
+        _log.warning("shards are named more than once and will be read as often: %s %d times", masked_urls(uri), times)
     return shards
 
 
@@ -231,9 +230,8 @@ async def _describe(
                 raise EmptyDataset(
                     f"{uri} is no object, and no directory that holds any: {error}", uri=error.uri
                 ) from error
-            shown = masked(uri)  # a web URL may be signed
             raise OriginNotFound(
-                f"shard {shown}, one of {len(named)} named, does not exist: {error}", uri=error.uri
+                f"shard {uri}, one of {len(named)} named, does not exist: {error}", uri=error.uri
             ) from error
 
     def answered(count: int) -> None:
@@ -263,7 +261,8 @@ async def _describe_by_listing(
                 stop_after=4 * len(uris),  # a directory that holds much else is not worth it
             )
         except OriginError as error:
-            _log.info("asking for %d shards one by one, for %s cannot be listed: %s", len(uris), directory, error)
+            shown = masked_urls(directory)
+            _log.info("asking for %d shards one by one, for %s cannot be listed: %s", len(uris), shown, error)
         described.update((info.uri, info) for info in found)
     return described
 

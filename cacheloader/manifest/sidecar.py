@@ -21,7 +21,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from cacheloader.errors import DatasetError, OriginDenied, OriginNotFound
+from cacheloader.errors import DatasetError, OriginDenied, OriginNotFound, masked_urls
 from cacheloader.formats.base import index_samples
 from cacheloader.manifest.asking import STATS_IN_FLIGHT, ask_each
 
@@ -126,7 +126,7 @@ async def _counts_of_each(shards: Sequence[ObjectInfo], origin: PatientOrigin) -
         try:
             number = None if content is None else json.loads(content)["successes"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            _log.warning("passing over %s: it tells no sample count (%s)", file, error)
+            _log.warning("passing over %s: it tells no sample count (%s)", masked_urls(file), error)
             return None
         return number if type(number) is int and number >= 0 else None
 
@@ -141,7 +141,9 @@ async def _content(uri: str, origin: PatientOrigin) -> bytes | None:
     try:
         info = await origin.stat(uri)
         if info.size_bytes > _MAX_BYTES:
-            _log.warning("passing over %s: %d bytes are too many for a list of counts", uri, info.size_bytes)
+            _log.warning(
+                "passing over %s: %d bytes are too many for a list of counts", masked_urls(uri), info.size_bytes
+            )
             return None
         return await origin.read(info, 0, info.size_bytes)
     except (OriginNotFound, OriginDenied):  # S3 answers "denied" for a missing object, unless listing is allowed
@@ -153,10 +155,11 @@ def _counts(file: str, content: bytes, wanted: dict[str, ObjectInfo]) -> dict[st
         document = _parsed(file, content)
         rows = list(_rows(document)) if document is not None else []
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        _log.warning("passing over %s: it is no list of sample counts (%s)", file, error)
+        _log.warning("passing over %s: it is no list of sample counts (%s)", masked_urls(file), error)
         return {}
     if document is None:
         return {}
+    shown = masked_urls(file)
     directory = file.partition(".nv-meta/")[0] if "/.nv-meta/." in file else file[: file.rindex("/") + 1]
     counts: dict[str, int] = {}
     for name, count, size_bytes in rows:
@@ -164,12 +167,13 @@ def _counts(file: str, content: bytes, wanted: dict[str, ObjectInfo]) -> dict[st
         if info is None:
             continue
         if size_bytes not in {None, info.size_bytes}:
-            _log.warning("%s is out of date: %s has %d bytes, not %s", file, info.uri, info.size_bytes, size_bytes)
+            uri = masked_urls(info.uri)
+            _log.warning("%s is out of date: %s has %d bytes, not %s", shown, uri, info.size_bytes, size_bytes)
         elif counts.setdefault(info.uri, count) != count:
-            _log.warning("passing over %s: it has two counts for %s", file, info.uri)
+            _log.warning("passing over %s: it has two counts for %s", shown, masked_urls(info.uri))
             return {}
     if rows and len(counts) < len(wanted):
-        _log.warning("%s names %d of %d shards; the others are counted", file, len(counts), len(wanted))
+        _log.warning("%s names %d of %d shards; the others are counted", shown, len(counts), len(wanted))
     return counts
 
 
@@ -186,7 +190,7 @@ def _parsed(file: str, content: bytes) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        _log.warning("passing over %s: PyYAML is not installed", file)
+        _log.warning("passing over %s: PyYAML is not installed", masked_urls(file))
         return None
     try:
         return yaml.safe_load(content)

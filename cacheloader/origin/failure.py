@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import (
@@ -14,6 +13,7 @@ from cacheloader.errors import (
     OriginThrottled,
     OriginTimeout,
     OriginUnavailable,
+    masked_urls,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ _WAYS_OUT: dict[type[OriginError], str] = {
     OriginUnavailable: "check the endpoint_url, the network and the store's state",
     OriginError: "see the cause",
 }
-_URL_SECRETS = re.compile(r"(?P<head>\w://)[^/@\s\"']+@|(?P<query>\?)(?=[^\s\"'?]*=)[^\s\"'<>)]*")
 
 
 def kind_for_status(status: int, code: str = "") -> type[OriginError]:
@@ -124,7 +123,7 @@ def masked(text: str, secrets: Iterable[str] = ()) -> str:
     """``text`` without ``secrets``, and without user names and query strings of URLs, where signatures stand."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    return _URL_SECRETS.sub(lambda match: f"{match['head']}***@" if match["head"] else "?***", text)
+    return masked_urls(text)
 
 
 def secret_values(options: object, *, public: Iterable[str]) -> list[str]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import time
 
 import botocore.exceptions
 import fsspec.exceptions
@@ -9,6 +11,8 @@ import pytest
 from s3fs.errors import ERROR_CODE_TO_EXCEPTION
 
 from cacheloader.errors import (
+    CacheloaderError,
+    CorruptShard,
     OriginChanged,
     OriginDenied,
     OriginError,
@@ -17,6 +21,7 @@ from cacheloader.errors import (
     OriginThrottled,
     OriginTimeout,
     OriginUnavailable,
+    from_wire,
 )
 from cacheloader.origin import fsspec_errors, obstore_errors
 from cacheloader.origin.failure import failure, kind_for_status, masked, secret_values
@@ -102,12 +107,32 @@ def test_a_message_is_one_sentence_that_says_what_where_why_and_the_way_out():
         ("GET https://h/k?X-Amz-Signature=abc&b=1 in 2 ms", "GET https://h/k?*** in 2 ms"),
         ('uri: "https://h/k?sig=abc", next', 'uri: "https://h/k?***", next'),
         ("https://user:word@h/k", "https://***@h/k"),
+        ("https://h/k?sig=abc, one of 1: 404", "https://h/k?***, one of 1: 404"),
+        ("https://user:w@rd@h/k and mail to a@b", "https://***@h/k and mail to a@b"),
         ("s3://bucket/what?.tar is missing", "s3://bucket/what?.tar is missing"),
         ("really? yes=no", "really? yes=no"),
     ],
 )
 def test_signatures_and_users_in_urls_are_masked_and_question_marks_in_keys_are_not(text: str, shown: str):
     assert masked(text) == shown
+
+
+@pytest.mark.parametrize("kind", [CacheloaderError, CorruptShard, OriginDenied])
+def test_no_error_of_any_kind_shows_the_signature_or_the_user_of_a_url(kind: type[CacheloaderError]):
+    uri = "https://user:hunter2@host/a.tar?X-Amz-Signature=deadbeef&x=1"
+    error = kind(f"shard {uri} is cut; see it", uri=uri)
+    assert str(error) == "shard https://***@host/a.tar?*** is cut; see it"
+    assert error.uri == "https://***@host/a.tar?***"
+    for copy in (pickle.loads(pickle.dumps(error)), from_wire(kind.__name__, error.message, error.uri)):
+        assert (type(copy), copy.message, copy.uri) == (kind, error.message, error.uri)
+    assert "hunter2" not in from_wire("OriginDenied", uri, uri).message, "a peer may be older"
+
+
+def test_a_message_of_many_urls_is_masked_in_no_time():
+    begun_s = time.perf_counter()
+    for text in ("s://" * 100_000, "?" * 400_000, "a://" + "x@" * 200_000, "?=" * 200_000):
+        CacheloaderError(text, uri=text)
+    assert time.perf_counter() - begun_s < 5
 
 
 def test_every_value_that_may_be_a_secret_is_masked():
