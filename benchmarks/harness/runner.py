@@ -128,7 +128,9 @@ class Runner:
     def _spawn(self, entry: Entry, home: Path) -> None:
         strangers = _children()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
-        environment |= {"PYTHONPATH": str(ROOT), "HOME": str(home), "TMPDIR": str(home)}
+        # The code under test is that beside the benchmarks, whatever else is installed.
+        code = os.pathsep.join([str(ROOT), str(ROOT / "daemon")])
+        environment |= {"PYTHONPATH": code, "HOME": str(home), "TMPDIR": str(home)}
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(
                 [entry.python, "-m", "benchmarks.harness.child", str(home / "task.json"), str(home / "result.json")],
