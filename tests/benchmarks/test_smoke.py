@@ -44,6 +44,17 @@ def test_small_run_of_the_ceilings_writes_a_report_and_leaves_nothing(tmp_path):
     assert os.uname().nodename not in data.read_text() + text
 
 
+def test_small_run_of_what_a_position_costs(tmp_path):
+    done = benchmarks(
+        "--scenario", "position", "--small", "--repeats", "1", "--only", "resume", "--only", "state, middle",
+        "--machine", "smoke", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "reports"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [data] = (tmp_path / "reports").glob("position-small_smoke_*.json")
+    [measured] = json.loads(data.read_text())["rounds"]
+    assert len(measured) == 2
+
+
 def test_only_that_matches_nothing_names_the_contestants(tmp_path):
     done = benchmarks("--small", "--only", "nobody", "--work", str(tmp_path), "--output", str(tmp_path))
     assert done.returncode == 2

@@ -5,7 +5,7 @@ The first nine are known from the strongest library of this kind; each job is cu
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
