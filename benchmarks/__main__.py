@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 before_each=prepared.before_each,
                 timeout_s=options.timeout,
                 calm_timeout_s=0 if options.small else options.calm_timeout,
+                noisy_retries=0 if options.small else options.noisy_retries,
                 say=_say,
             )
             rounds = runner.run(entries, repeats=options.repeats)
@@ -82,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, help="directory on the disk under test (default .bench)")
     parser.add_argument("--timeout", type=float, default=300.0, help="longest time of one run, in seconds")
     parser.add_argument("--calm-timeout", type=float, default=20.0, help="longest wait for a calm machine before a run")
+    parser.add_argument(
+        "--noisy-retries", type=int, default=2, help="repeats of a run in which others used > 0.5 cores"
+    )
     return parser
 
 

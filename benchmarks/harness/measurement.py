@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+NOISY_CORES = 0.5
+"""A run is noisy if others used more than this on average."""
+
 OPENED = "data_set_open_s"
 """The mark of the moment when a loader's data set is open: servers started, shards and counts known."""
 
@@ -134,12 +137,19 @@ class Measurement:
         verified: What an untimed pass delivered, compared with what was packed.
         configuration: How the contestant was set up, for the report.
         busy_cores_before: Cores in use by anything, just before the run.
+        noisy_before: Runs of the same contestant in the same round that were thrown away, since others used too much.
     """
 
     phases: list[Phase]
     verified: Tally
     configuration: dict[str, Any] = field(default_factory=dict)
     busy_cores_before: float = 0.0
+    noisy_before: int = 0
+
+    @property
+    def other_cores(self) -> float:
+        """Cores that others used in the noisiest phase."""
+        return max((phase.cpu_s.other / phase.wall_s for phase in self.phases), default=0.0)
 
     def phase(self, name: str) -> Phase | None:
         """The phase of that name, if the run had one."""

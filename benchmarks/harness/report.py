@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import OPENED
+from benchmarks.harness.measurement import NOISY_CORES, OPENED
 from benchmarks.harness.statistics import Spread, pairwise_ratio, spread
 
 if TYPE_CHECKING:
@@ -124,12 +124,24 @@ class Report:
         lines = [f"# {self.theme} on {self.machine}, {self.date}", ""]
         lines += [f"Medians of {len(self.rounds)} interleaved rounds, with the range in brackets.", ""]
         lines += self._ratio_table()
+        lines += ["", self._noise()]
         for phase in self._phase_names():
             lines += ["", f"## {phase}", "", *self._phase_table(phase), "", *self._cost_table(phase)]
         lines += ["", "## Contestants", "", *self._configurations()]
         lines += ["", "## Method", "", *(f"- {note}" for note in self.notes)]
         lines += ["", "## Environment", "", *_listing(self.environment), *_listing(self.parameters)]
         return "\n".join(lines) + "\n"
+
+    def _noise(self) -> str:
+        runs = [measurement for measured in self.rounds for measurement in measured.values()]
+        thrown_away = sum(run.noisy_before for run in runs)
+        cores = spread([run.other_cores for run in runs])
+        noisy = sum(run.other_cores > NOISY_CORES for run in runs)
+        return (
+            f"Noise: {thrown_away} runs were thrown away and repeated because others used more than {NOISY_CORES} cores; "
+            f"of the {len(runs)} that count, {noisy} were as noisy (others: median {cores.median:.2f}, most "
+            f"{cores.most:.2f} cores)."
+        )
 
     def _labels(self) -> list[str]:
         return list(self.rounds[0]) if self.rounds else []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import Measurement
+from benchmarks.harness.measurement import NOISY_CORES, Measurement
 from benchmarks.harness.processes import Snapshot, machine_cpu_s
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Runner:
         before_each: Called before each run, to bring the store to the same state.
         timeout_s: Longest time for one run.
         calm_timeout_s: How long to wait before each run until the rest of the machine is calm.
+        noisy_retries: How often to repeat a run during which others used more than ``NOISY_CORES``; the last counts.
         say: Where progress goes.
     """
 
@@ -76,12 +77,14 @@ class Runner:
         before_each: Callable[[], None] = lambda: None,
         timeout_s: float = 300.0,
         calm_timeout_s: float = 20.0,
+        noisy_retries: int = 0,
         say: Callable[[str], None] = print,
     ) -> None:
         self._folder = folder
         self._before_each = before_each
         self._timeout_s = timeout_s
         self._calm_timeout_s = calm_timeout_s
+        self._noisy_retries = noisy_retries
         self._say = say
         # Orphans of a run become children of this process, which can then end them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -99,7 +102,11 @@ class Runner:
         for number in range(repeats):
             measured: dict[str, Measurement] = {}
             for place, entry in enumerate(entries):
-                measured[entry.label] = self._run_one(entry, self._folder / f"round-{number}-run-{place}")
+                for noisy in range(self._noisy_retries + 1):
+                    run = self._run_one(entry, self._folder / f"round-{number}-run-{place}")
+                    measured[entry.label] = replace(run, noisy_before=noisy)
+                    if run.other_cores <= NOISY_CORES:
+                        break
                 self._say(f"[{number + 1}/{repeats}] {_line(entry.label, measured[entry.label])}")
             rounds.append(measured)
         return rounds
@@ -194,5 +201,5 @@ def _children() -> set[int]:
 
 def _line(label: str, measurement: Measurement) -> str:
     phases = ", ".join(f"{phase.name} {phase.samples_per_s:,.0f}/s" for phase in measurement.phases)
-    others = max((phase.cpu_s.other / phase.wall_s for phase in measurement.phases), default=0.0)
-    return f"{label}: {phases} (others used up to {others:.2f} cores)"
+    thrown_away = f", {measurement.noisy_before} noisy runs thrown away" if measurement.noisy_before else ""
+    return f"{label}: {phases} (others used up to {measurement.other_cores:.2f} cores{thrown_away})"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from benchmarks.harness.measurement import CpuSeconds, Measurement, PeakMemory, 
 from benchmarks.harness.report import Comparison, Report
 
 
-def measurement(name: str, wall_s: float) -> Measurement:
+def measurement(name: str, wall_s: float, *, other_cores: float = 0.0, noisy_before: int = 0) -> Measurement:
     phase = Phase(
         name=name,
         samples=100,
@@ -19,12 +20,17 @@ def measurement(name: str, wall_s: float) -> Measurement:
         fetch_p50_s=0.001,
         fetch_p99_s=0.002,
         marks={"first_batch_samples": 10, "data_set_open_s": 0.25},
-        cpu_s=CpuSeconds(client=1.0, daemon=2.0, server=3.0, other=0.0, interrupts=0.0, steal=0.0),
+        cpu_s=CpuSeconds(client=1.0, daemon=2.0, server=3.0, other=other_cores * wall_s, interrupts=0.0, steal=0.0),
         peak_memory_bytes=PeakMemory(main=10**8, worker=0, daemon=2 * 10**8),
         origin_bytes=10**7,
         page_cache="empty",
     )
-    return Measurement(phases=[phase], verified=Tally(samples=100, size_bytes=10**7), configuration={"workers": 0})
+    return Measurement(
+        phases=[phase],
+        verified=Tally(samples=100, size_bytes=10**7),
+        configuration={"workers": 0},
+        noisy_before=noisy_before,
+    )
 
 
 def report(target: float, *, over: str = "one", from_open: bool = False) -> Report:
@@ -85,3 +91,15 @@ def test_a_ratio_may_leave_out_the_time_until_the_data_set_was_open():
     # 0.25 s of each run: 2 / 0.75, 4 / 1.75, 8 / 3.75.
     [(_, ratio)] = report(1.5, from_open=True).ratios()
     assert ratio.median == pytest.approx(4 / 1.75)
+
+
+def test_noise_and_what_was_thrown_away_for_it_are_named():
+    noisy = replace(
+        report(1.5),
+        rounds=[
+            {"one": measurement("cold", 1.0, other_cores=0.75, noisy_before=2), "other": measurement("cold", 1.0)},
+            {"one": measurement("cold", 1.0, noisy_before=1), "other": measurement("cold", 1.0)},
+        ],
+    )
+    assert "3 runs were thrown away" in noisy.markdown()
+    assert "of the 4 that count, 1 were as noisy" in noisy.markdown()
