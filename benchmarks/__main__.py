@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=300.0, help="longest time of one run, in seconds")
     parser.add_argument("--calm-timeout", type=float, default=20.0, help="longest wait for a calm machine before a run")
     parser.add_argument(
-        "--noisy-retries", type=int, default=2, help="repeats of a run in which others used > 0.5 cores"
+        "--noisy-retries", type=int, default=2, help="repeats of a run that others disturbed (default 2)"
     )
     return parser
 

@@ -138,8 +138,8 @@ class Report:
         cores = spread([run.other_cores for run in runs])
         noisy = sum(run.other_cores > NOISY_CORES for run in runs)
         return (
-            f"Noise: {thrown_away} runs were thrown away and repeated because others used more than {NOISY_CORES} cores; "
-            f"of the {len(runs)} that count, {noisy} were as noisy (others: median {cores.median:.2f}, most "
+            f"Noise: {thrown_away} runs were thrown away and repeated because others used more than {NOISY_CORES} "
+            f"cores; of the {len(runs)} that count, {noisy} were as noisy (others: median {cores.median:.2f}, most "
             f"{cores.most:.2f} cores)."
         )
 
