@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 import cacheloader
+from cacheloader.audit.folder import audit_folder
+from cacheloader.audit.report import lines
 from cacheloader.config import EMBEDDED, TransportOptions
 from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.manifest.sidecar import sidecar_text
@@ -136,6 +139,16 @@ def _status(options: argparse.Namespace) -> int:
     return 1 if status["degraded"] else 0
 
 
+def _audit(options: argparse.Namespace) -> int:
+    answer = audit_folder(options.folder)
+    if options.json:
+        totals = {"num_repeats": answer.num_repeats, "num_gaps": answer.num_gaps}
+        print(json.dumps(asdict(answer) | totals))
+    else:
+        print("\n".join(lines(answer)))
+    return 1 if answer.findings else 0
+
+
 class _Bar:
     """A progress bar for the resolution of a data set, shown once there is something to show."""
 
@@ -209,6 +222,10 @@ def _parser() -> argparse.ArgumentParser:
 
     warm = commands.add_parser("warm", parents=[common, where, data], help="bring a data set into the node's cache")
     warm.set_defaults(run=_warm)
+
+    audit = commands.add_parser("audit", parents=[common], help="was each sample delivered once, over all restarts?")
+    audit.add_argument("folder", type=Path, help="what the loader had as record_to; files of several nodes together")
+    audit.set_defaults(run=_audit)
 
     status = commands.add_parser("status", parents=[common, where], help="show, or stop, the running daemon")
     status.add_argument("--stop", action="store_true", help="ask a private daemon to leave")

@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PAGE_BYTES = 8192
 _HEAD = struct.Struct("<16s6q")  # identity | next epoch, next row | epoch, row of the iteration under way | its token
-MAX_WORKERS = _PAGE_BYTES - _HEAD.size
+_PIN = _PAGE_BYTES - 1
+MAX_WORKERS = _PIN - _HEAD.size
+_OWNER = -1  # no loader's seed: an iteration that the owner of the data set has opened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,11 @@ class Start:
     row: int
 
 
+def next_epoch(start: Start) -> Start:
+    """The start of the epoch that follows."""
+    return Start(epoch=start.epoch + 1, row=0)
+
+
 class SharedCursor:
     """The page. ``next`` is where the coming iteration starts, ``current`` where the one under way did."""
 
@@ -45,6 +52,7 @@ class SharedCursor:
         os.ftruncate(self._fd, _PAGE_BYTES)
         self._identity = os.urandom(16)
         self._map = mmap.mmap(self._fd, _PAGE_BYTES)
+        self._opened = 0
         _HEAD.pack_into(self._map, 0, self._identity, 0, 0, -1, 0, 0, 0)
 
     @property
@@ -59,22 +67,57 @@ class SharedCursor:
         _, _, _, epoch, row, *_ = _HEAD.unpack_from(self._map)
         return None if epoch < 0 else Start(epoch=epoch, row=row)
 
-    def move_to(self, start: Start) -> None:
-        """Let the coming iteration start at ``start``."""
+    @property
+    def is_pinned(self) -> bool:
+        """Whether ``next`` was moved to as a pin, and no iteration has begun since."""
+        return self.current is None and bool(self._map[_PIN])
+
+    def move_to(self, start: Start, *, pin: bool = False) -> None:
+        """Let the coming iteration start at ``start``.
+
+        Args:
+            start: Where.
+            pin: Whether ``is_pinned`` shall say so until that iteration begins.
+        """
         with self._locked():
             _HEAD.pack_into(self._map, 0, self._identity, start.epoch, start.row, -1, 0, 0, 0)
+            self._map[_PIN] = pin
 
-    def begin(self, *, worker: int = 0, seed: int = 0, iteration: int = 0) -> Start:
+    def open(self, behind: Callable[[Start], Start] = next_epoch) -> int:
+        """Begin an iteration at ``next`` in the process that owns the data set; returns its number.
+
+        A loader that can tell its workers where to start uses this instead of letting them ``begin``: a worker that
+        is late then joins the iteration it was made for, even if another has been opened meanwhile.
+
+        Args:
+            behind: Where to go on behind an iteration that starts at the given place.
+        """
+        with self._locked():
+            _, epoch, row, *_ = _HEAD.unpack_from(self._map)
+            after = behind(Start(epoch=epoch, row=row))
+            self._opened += 1
+            _HEAD.pack_into(self._map, 0, self._identity, after.epoch, after.row, epoch, row, _OWNER, self._opened)
+        return self._opened
+
+    def is_under_way(self, number: int) -> bool:
+        """Whether the iteration that ``open`` gave this number is the latest, and nothing has moved since."""
+        _, _, _, epoch, _, seed, iteration = _HEAD.unpack_from(self._map)
+        return (seed, iteration) == (_OWNER, number) and epoch >= 0
+
+    def begin(
+        self, *, worker: int = 0, seed: int = 0, iteration: int = 0, behind: Callable[[Start], Start] = next_epoch
+    ) -> Start:
         """Join the iteration that a loader has just begun, or open it.
 
-        The first worker of an iteration opens it at ``next`` and moves ``next`` to the start of the following epoch;
-        the others join it. Workers of one iteration show the same ``seed`` and ``iteration``; a worker that shows up
-        twice under the same pair belongs to a later iteration (the user seeded torch alike).
+        The first worker of an iteration opens it at ``next`` and moves ``next`` behind it; the others join it. Workers
+        of one iteration show the same ``seed`` and ``iteration``; a worker that shows up twice under the same pair
+        belongs to a later iteration (the user seeded torch alike).
 
         Args:
             worker: Worker number, 0 in the main process.
             seed: The loader's base seed, which differs from one iteration to the next.
             iteration: How often this worker process has begun before (persistent workers keep their seed).
+            behind: As in ``open``.
         """
         if worker >= MAX_WORKERS:
             raise ValueError(f"worker number {worker} is above the limit of {MAX_WORKERS - 1}")
@@ -85,7 +128,8 @@ class SharedCursor:
             if not joined:
                 epoch, row = next_epoch, next_row
                 self._map[_HEAD.size :] = bytes(_PAGE_BYTES - _HEAD.size)
-                _HEAD.pack_into(self._map, 0, self._identity, epoch + 1, 0, epoch, row, seed, iteration)
+                after = behind(Start(epoch=epoch, row=row))
+                _HEAD.pack_into(self._map, 0, self._identity, after.epoch, after.row, epoch, row, seed, iteration)
             self._map[slot] = 1
         return Start(epoch=epoch, row=row)
 
@@ -105,6 +149,7 @@ class SharedCursor:
             "fd": self._fd,
             "identity": self._identity,
             "next": self.next,
+            "is_pinned": self.is_pinned,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,7 +157,7 @@ class SharedCursor:
             return
         # Not a worker of a living owner but a copy (copy.deepcopy, a stored data set): it starts on its own.
         self.__init__()  # type: ignore[misc]
-        self.move_to(state["next"])
+        self.move_to(state["next"], pin=state["is_pinned"])
 
     def _join(self, state: dict[str, Any]) -> bool:
         with suppress(OSError):

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cacheloader.cursor import Start
-    from cacheloader.delivery import OnBadSample
+    from cacheloader.delivery import Delivery, OnBadSample
     from cacheloader.formats.base import Sample
     from cacheloader.manifest.record import Manifest
+    from cacheloader.shelf import Shelf
 
 
 class RemoteDataset(PositionedDataset):
@@ -129,6 +130,7 @@ class RemoteDataset(PositionedDataset):
             progress=progress,
         )
         self._order: SampleOrder | None = None
+        self._layout = ""
         if not self.num_samples:
             raise EmptyDataset(f"{self.manifest.uri(0)} and the shards beside it hold no sample")
 
@@ -141,6 +143,21 @@ class RemoteDataset(PositionedDataset):
     def num_samples(self) -> int:
         """Samples in the data set, over all ranks."""
         return self._steps().num_samples
+
+    def shards_at(self, *, epoch: int, row: int) -> list[str]:
+        """URIs of the shards that this rank reads in the step that starts at ``row``."""
+        share = {"global_batch": self.global_batch(), "rank": self._world.rank, "world_size": self._world.world_size}
+        places = self._steps().batch(epoch=epoch, row=row, **share)
+        return [self.manifest.uri(int(shard)) for shard in np.unique(places.shard)]
+
+    def parts(self) -> Parts:
+        """What a mixture needs to read the data set in an order of its own."""
+        return Parts(
+            source=self._source,
+            options=self._options,
+            delivery=self._delivery,
+            lanes=self._options.lanes if self._lanes_are_given else None,
+        )
 
     @property
     def _seed(self) -> int:
@@ -160,7 +177,11 @@ class RemoteDataset(PositionedDataset):
         if saved is not None and not self._lanes_are_given:
             lanes = saved.order.get("lanes")
             options = replace(options, lanes=lanes if isinstance(lanes, int) and lanes > 0 else options.lanes)
-        return state.Position(manifest=self._source.digest, order=state.order_fields(options))
+        if not self._layout:
+            self._layout = state.layout(self.manifest.num_samples)
+        return state.Position(
+            manifest=self._source.digest, order={**state.order_fields(options), "layout": self._layout}
+        )
 
     def _adopt(self, position: state.Position) -> None:
         lanes = int(position.order["lanes"])
@@ -175,7 +196,7 @@ class RemoteDataset(PositionedDataset):
         for epoch, row in ((start.epoch, start.row), (start.epoch + 1, 0)):
             parts.append(order.accesses(epoch=epoch, from_row=row, **share))
             clocks.append(order.clock(epoch=epoch, row=0))
-        self._source.follow(
+        shelf = self._source.follow(
             AccessPlan(
                 first_clock=np.concatenate([part.first_row + c for part, c in zip(parts, clocks, strict=True)]),
                 stop_clock=np.concatenate([part.stop_row + c for part, c in zip(parts, clocks, strict=True)]),
@@ -183,10 +204,27 @@ class RemoteDataset(PositionedDataset):
                 clock=order.clock(epoch=start.epoch, row=start.row),
             )
         )
-        return _Reading(self._source, order, epoch=start.epoch, share=share)
+        return _Reading(self._source, shelf, order, epoch=start.epoch, share=share)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_order": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """What a data set is made of.
+
+    Attributes:
+        source: The samples.
+        options: Their order.
+        delivery: The transform.
+        lanes: Lanes that the user asked for, ``None`` if any number will do.
+    """
+
+    source: Source
+    options: OrderOptions
+    delivery: Delivery
+    lanes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -194,16 +232,19 @@ class _Batch:
     samples: list[Sample]
     lane: NDArray[np.int64]
     row: NDArray[np.int64]
+    number: NDArray[np.int64]
 
 
 class _Reading:
     """One pass over one epoch of a ``RemoteDataset``."""
 
-    def __init__(self, source: Source, order: SampleOrder, *, epoch: int, share: dict[str, int]) -> None:
+    def __init__(self, source: Source, shelf: Shelf, order: SampleOrder, *, epoch: int, share: dict[str, int]) -> None:
         self._source = source
+        self._shelf = shelf
         self._order = order
         self._epoch = epoch
         self._share = share
+        self._first_number = np.cumsum(source.manifest.num_samples) - source.manifest.num_samples
 
     def read(self, row: int) -> _Batch:
         places = self._order.batch(epoch=self._epoch, row=row, **self._share)
@@ -211,10 +252,11 @@ class _Reading:
         if self._order.options.tail == "pad":
             for sample, padded in zip(samples, places.padded.tolist(), strict=True):
                 sample["__pad__"] = padded
-        return _Batch(samples=samples, lane=places.lane, row=places.row)
+        number = self._first_number[places.shard] + places.sample
+        return _Batch(samples=samples, lane=places.lane, row=places.row, number=number)
 
     def advance(self, row: int) -> None:
         self._source.advance(self._order.clock(epoch=self._epoch, row=row))
 
     def close(self) -> None:
-        self._source.let_go()
+        self._source.let_go(self._shelf)

@@ -47,11 +47,17 @@ class Delivered:
         samples: What the transform returned, in place order, without what was left out.
         num_skipped: Samples that the transform left out on purpose.
         num_bad: Samples that were left out since the transform failed on them.
+        epoch: The epoch that it was read in.
+        row: First row of its step.
+        number: int64 [n]; which sample of the data set each one is, those that were left out included.
     """
 
     samples: list[Any]
     num_skipped: int = 0
     num_bad: int = 0
+    epoch: int = 0
+    row: int = 0
+    number: NDArray[np.int64] | None = None
 
 
 class Delivery:
@@ -89,30 +95,35 @@ class Delivery:
             samples: Raw samples in place order.
             words: uint64 [n]; the random word of each sample's place, see ``order.draws``.
         """
+        results, num_bad = self.apply(samples, words)
+        kept = [result for result in results if result is not SKIP]
+        return Delivered(samples=kept, num_skipped=len(results) - len(kept) - num_bad, num_bad=num_bad)
+
+    def apply(self, samples: list[Sample], words: NDArray[np.uint64]) -> tuple[list[Any], int]:
+        """What becomes of each sample, ``SKIP`` where it is left out, and how many of those have failed.
+
+        Args:
+            samples: As in ``deliver``.
+            words: As in ``deliver``.
+        """
         if self._transform is None:
-            return Delivered(samples=samples)
-        results: list[Any] = []
-        num_skipped = bad_before = 0
+            return list(samples), 0
         bad_before = self._num_bad
+        results = []
         with _generators_put_back():
             for sample, word in zip(samples, words.tolist(), strict=True):
                 _seed_generators(word)
-                result = self._transformed(sample, word)
-                if result is not SKIP:
-                    results.append(result)
-                else:
-                    num_skipped += 1
-        num_bad = self._num_bad - bad_before
-        return Delivered(samples=results, num_skipped=num_skipped - num_bad, num_bad=num_bad)
+                results.append(self._transformed(sample, word))
+        return results, self._num_bad - bad_before
 
     def _transformed(self, sample: Sample, word: int) -> Any:
         assert self._transform is not None
         try:
             if self._wants_rng:
-                return self._transform(sample, np.random.Generator(np.random.Philox(key=word)))
+                return self._transform(sample, np.random.Generator(np.random.Philox(_Word(word))))  # type: ignore[arg-type]
             return self._transform(sample)
         except Exception as error:
-            name = f"sample {sample.get('__key__')!r}"
+            name = _name(sample)
             if self._on_bad_sample == "raise":
                 error.add_note(f"while the transform ran on {name}")
                 raise
@@ -126,6 +137,11 @@ class Delivery:
             return SKIP
 
 
+def _name(sample: Any) -> str:
+    # What a mixture transforms may be what the transform of a member has made.
+    return f"sample {sample.get('__key__')!r}" if isinstance(sample, dict) else f"a {type(sample).__name__}"
+
+
 def _wants_rng(transform: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(transform).parameters.values()
@@ -135,6 +151,16 @@ def _wants_rng(transform: Callable[..., Any]) -> bool:
         p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
     return len(positional) == 2 or (len(positional) == 1 and any(p.name == "rng" for p in parameters))
+
+
+class _Word(np.random.bit_generator.ISeedSequence):
+    """Seeds a bit generator with one word: no entropy of the system is asked for, which costs more than the rest."""
+
+    def __init__(self, word: int) -> None:
+        self._word = word
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.full(n_words, self._word & np.iinfo(dtype).max, dtype=dtype)
 
 
 def _seed_generators(word: int) -> None:

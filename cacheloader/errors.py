@@ -18,6 +18,7 @@
     │   ├── EmptyDataset       the URLs match no shard
     │   ├── CorruptShard       a shard cannot be parsed
     │   └── BadSample          the user's transform failed on more samples than allowed
+    ├── WorkerLost             a worker process of the loader has died (also a RuntimeError)
     └── DaemonError            the node daemon
         ├── DaemonUnavailable  it cannot be reached or started
         ├── CacheUnusable      its cache directory cannot be used
@@ -136,6 +137,10 @@ class CorruptShard(DatasetError):
 
 class BadSample(DatasetError):
     """The user's transform failed on more samples than may be skipped."""
+
+
+class WorkerLost(CacheloaderError, RuntimeError):
+    """A worker process of the loader has died."""
 
 
 class DaemonError(CacheloaderError):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset, default_collate
 
+from cacheloader.batches import Collate, WholeBatches
 from cacheloader.device import to_device
-from cacheloader.errors import BadSample, ConfigError
+from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.positioned import PositionedDataset
+from cacheloader.records import Records
+from cacheloader.workers import lost_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from cacheloader.delivery import Delivered
+    from cacheloader.batches import Note
+    from cacheloader.cursor import Start
     from cacheloader.state import Policy
 
 
@@ -30,6 +35,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         batch_size: Samples per batch and rank.
         collate_fn: Makes a batch of a list of samples, in the worker; torch's default stacks tensors and groups fields.
         device: Move each batch there, on a stream of its own while the step before it computes.
+        record_to: A folder, of this loader alone, to which every rank appends one line a batch as it is handed out;
+            ``cacheloader audit`` reads it.
+        record_keys: Whether those lines name each sample, too, by its number in the data set.
         **options: Everything else that torch's DataLoader takes, but ``shuffle``, ``sampler``, ``batch_sampler`` and
             ``drop_last``: the order belongs to the data set.
 
@@ -39,7 +47,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_bad_samples: Samples that were left out since the transform failed on them.
 
     Raises:
-        ConfigError: An option that would change the order was passed.
+        ConfigError: An option that would change the order was passed, or ``record_to`` cannot be.
     """
 
     last_fetch_seconds: float = 0.0
@@ -53,6 +61,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         device: str | torch.device | None = None,
+        record_to: str | Path | None = None,
+        record_keys: bool = False,
         **options: Any,
     ) -> None:
         if not isinstance(dataset, PositionedDataset):
@@ -73,10 +83,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._positioned = dataset
         self._device = None if device is None else torch.device(device)
         self._delivered = 0
+        self._records = None if record_to is None else Records(Path(record_to), dataset)
         # Whole batches come from the data set, so that one from which samples were left out is shorter and the next
         # still begins where it should; torch's own batching would fill it up.
-        collate: Callable[[Any], Any] = _Collate(collate_fn)
-        super().__init__(_WholeBatches(dataset), batch_size=None, collate_fn=collate, **options)
+        self._whole = WholeBatches(dataset)
+        collate: Callable[[Any], Any] = Collate(collate_fn, with_keys=record_to is not None and record_keys)
+        super().__init__(self._whole, batch_size=None, collate_fn=collate, **options)
 
     @property
     def batch_size(self) -> int | None:
@@ -99,11 +111,26 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Any:
         self._positioned.restart_after(self._delivered)
         self._delivered = 0
-        batches = super().__iter__()
-        return _TimedIterator(self, to_device(batches, self._device) if self._device else batches)
+        iteration, start = self._positioned.open_iteration()
+        if self._records:
+            self._records.begin(start, num_workers=self.num_workers)
+        self._whole.start = start
+        return _TimedIterator(self, super().__iter__(), start, iteration)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the batches that this loader has handed out; plain types, equal on all ranks."""
+        """The position after the batches that this loader has handed out; plain types, equal on all ranks.
+
+        Safe in a signal handler: it asks no worker and waits for nothing.
+
+        Raises:
+            ConfigError: Batches come as they are ready (``in_order=False``) and some of the epoch are still to come.
+        """
+        is_out_of_order = self.num_workers > 0 and not self._is_in_order
+        if is_out_of_order and self._delivered and self.epoch == self._positioned.epoch:
+            raise ConfigError(
+                "in_order=False hands out batches as they come, so that no position lies between those handed out and "
+                "those to come; use in_order=True, or save at the end of an epoch"
+            )
         return self._positioned.state_dict(self._delivered)
 
     def load_state_dict(self, saved: Mapping[str, Any], *, on_mismatch: Mapping[str, Policy] | None = None) -> None:
@@ -111,55 +138,91 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._positioned.load_state_dict(saved, on_mismatch=on_mismatch)
         self._delivered = 0
 
-    def _took(self, fetch_seconds: float, num_skipped: int, num_bad: int) -> None:
-        self._delivered += 1
-        self.last_fetch_seconds = fetch_seconds
-        self.num_skipped += num_skipped
-        self.num_bad_samples += num_bad
+    @property
+    def _is_in_order(self) -> bool:
+        return bool(getattr(self, "in_order", True))  # torch before 2.6 knows no other way
 
-
-class _WholeBatches(IterableDataset[Any]):
-    """What torch's DataLoader iterates; in all else the data set itself."""
-
-    def __init__(self, dataset: PositionedDataset) -> None:
-        self._dataset = dataset
-
-    def __iter__(self) -> Iterator[Delivered]:
-        return self._dataset.batches()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_dataset":
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-
-class _Collate:
-    """Runs the user's collate function in the worker and passes on what was left out."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any] | None) -> None:
-        self._collate_fn = collate_fn
-
-    def __call__(self, batch: Delivered) -> tuple[Any, int, int]:
-        if not batch.samples and self._collate_fn is None:
-            raise BadSample(
-                f"the transform left out all {batch.num_skipped + batch.num_bad} samples of a batch, and a rank "
-                "without a batch would leave the others waiting; skip fewer, or pass a collate_fn that accepts []"
+    def _took(self, note: Note, fetch_seconds: float, *, due: tuple[int, int]) -> None:
+        if (note.epoch, note.row) != due and self._is_in_order:
+            raise CacheloaderError(
+                f"the batch at row {note.row} of epoch {note.epoch} came in place of that at row {due[1]} of epoch "
+                f"{due[0]}, which was lost in an interrupted next(); resume from loader.state_dict()"
             )
-        return (self._collate_fn or default_collate)(batch.samples), batch.num_skipped, batch.num_bad
+        self.last_fetch_seconds = fetch_seconds
+        self.num_skipped += note.num_skipped
+        self.num_bad_samples += note.num_bad
+        if self._records:
+            self._records.step(fetch_s=fetch_seconds, **note._asdict())
 
 
 class _TimedIterator:
     """Counts the batches that reach the training loop and times each ``next()``."""
 
-    def __init__(self, loader: DataLoader, batches: Iterator[tuple[Any, int, int]]) -> None:
+    def __init__(self, loader: DataLoader, workers: Any, start: Start, iteration: int) -> None:
         self._loader = loader
-        self._batches = batches
+        self._workers: Any = workers
+        self._batches: Iterator[tuple[Any, Note]] = to_device(workers, loader._device) if loader._device else workers
+        self._start = start
+        self._iteration = iteration
+        self._rows = loader._positioned.rows_per_step()
+        self._is_over = self._has_failed = False
 
     def __iter__(self) -> _TimedIterator:
         return self
 
     def __next__(self) -> Any:
-        start = time.perf_counter()
-        data, num_skipped, num_bad = next(self._batches)
-        self._loader._took(time.perf_counter() - start, num_skipped, num_bad)
+        if self._is_over:
+            raise StopIteration
+        loader, dataset = self._loader, self._loader._positioned
+        if self._has_failed or not dataset.is_under_way(self._iteration):
+            raise ConfigError(
+                "this iteration has failed; loader.load_state_dict(loader.state_dict()) and a new one try again"
+                if self._has_failed
+                else "another iteration has begun since, or the position was moved, and this one no longer counts; "
+                "go on with a new iter(loader)"
+            )
+        begin = time.perf_counter()
+        try:
+            data, note = next(self._batches)
+            loader._took(note, time.perf_counter() - begin, due=self._due())
+        except StopIteration:
+            self._is_over = True
+            dataset.end_iteration()
+            loader._delivered = 0
+            raise
+        except Exception as error:
+            self._has_failed = True
+            if loader.num_workers:
+                # torch's frames keep the error that they raise, and with it, in a cycle, the workers.
+                traceback.clear_frames(error.__traceback__)
+            self._raise_lost_worker(error)
+            raise
+        finally:
+            if self._has_failed:
+                self._batches, self._workers = iter(()), None  # ends the other workers
+        # Nothing is called behind this line, so that no signal handler can raise between the count and the loop.
+        loader._delivered += 1
         return data
+
+    def _due(self) -> tuple[int, int]:
+        return self._start.epoch, self._start.row + self._loader._delivered * self._rows
+
+    def _raise_lost_worker(self, error: Exception) -> None:
+        if not isinstance(error, RuntimeError):
+            return
+        loader, start = self._loader, self._start
+        lost = lost_worker(
+            error,
+            self._workers,
+            loader._positioned,
+            epoch=start.epoch,
+            row=start.row,
+            num_taken=loader._delivered,
+        )
+        if lost is None:
+            return
+        loader._iterator = None  # persistent workers without this one are of no use to a later iteration
+        try:
+            raise lost from error
+        finally:
+            del lost  # or the error, through its own traceback, would keep itself and the workers alive

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cacheloader import state, world
+from cacheloader import foreign, state, world
 from cacheloader.cursor import SharedCursor, Start
 from cacheloader.delivery import Delivered, Delivery, OnBadSample
-from cacheloader.errors import ConfigError
+from cacheloader.errors import ConfigError, StateMismatch
 from cacheloader.order.draws import place_words
+from cacheloader.samples import SampleIterator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +38,10 @@ class Steps(Protocol):
 
     def steps_remaining(self, *, row: int, global_batch: int) -> int:
         """Steps in the rest of an epoch."""
+        ...
+
+    def next_epoch(self, *, epoch: int, row: int, global_batch: int) -> tuple[int, int]:
+        """Epoch and row at which to go on behind the last step of an epoch."""
         ...
 
     def worker_rows(self, *, row: int, global_batch: int, worker: int, num_workers: int) -> range:
@@ -63,6 +69,11 @@ class Batch(Protocol):
     @property
     def row(self) -> NDArray[np.int64]:
         """int64 [n]."""
+        ...
+
+    @property
+    def number(self) -> NDArray[np.int64]:
+        """int64 [n]; which sample of the data set each one is, counted through the manifest."""
         ...
 
 
@@ -112,6 +123,8 @@ class PositionedDataset(IterableDataset[Any]):
             self.set_batch_size(batch_size)
         self._cursor = SharedCursor()
         self._num_iterations = 0
+        self._open_global_batch: int | None = None  # what the batches of the iteration under way have, if we opened it
+        self._loaded: tuple[Start, Start] | None = None
 
     # What a kind of data set adds to this.
 
@@ -164,6 +177,20 @@ class PositionedDataset(IterableDataset[Any]):
         """Batches that every rank delivers in a full epoch."""
         return self._steps().steps_remaining(row=0, global_batch=self.global_batch())
 
+    def rows_per_step(self) -> int:
+        """Rows of the order that one step over all ranks takes."""
+        return self._steps().rows_per_step(self.global_batch())
+
+    def shards_at(self, *, epoch: int, row: int) -> list[str]:
+        """URIs of the shards that this rank reads in the step that starts at ``row``; empty where nobody can say."""
+        del epoch, row
+        return []
+
+    @property
+    def world(self) -> world.World:
+        """The ranks that share the data set."""
+        return self._world
+
     def global_batch(self, *, num_workers: int = 1) -> int:
         """Samples of one step over all ranks.
 
@@ -188,8 +215,19 @@ class PositionedDataset(IterableDataset[Any]):
         return (self._cursor.current or self._cursor.next).epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be the start of ``epoch``."""
-        self._cursor.move_to(Start(epoch=epoch, row=0))
+        """Let the next iteration be one of ``epoch``: from its start, or from a position in it that was just loaded.
+
+        Raises:
+            ConfigError: A position in another epoch was just loaded.
+        """
+        foreign.refuse_second_deal(self, self._world)
+        if not self._cursor.is_pinned:
+            self._cursor.move_to(Start(epoch=epoch, row=0))
+        elif self._cursor.next.epoch != epoch:
+            raise ConfigError(
+                f"set_epoch({epoch}) would leave the position that was just loaded, in epoch "
+                f"{self._cursor.next.epoch}; start the loop over epochs at the data set's epoch"
+            )
 
     def restart_after(self, batches: int) -> None:
         """Let the next iteration be a new epoch if the one under way has delivered any batch, else the same again.
@@ -199,15 +237,48 @@ class PositionedDataset(IterableDataset[Any]):
         """
         start = self._cursor.current
         if start is not None:
-            self._cursor.move_to(Start(epoch=start.epoch + 1, row=0) if batches else start)
+            self._cursor.move_to(self._cursor.next if batches else start)
+
+    def open_iteration(self) -> tuple[int, Start]:
+        """Begin the next iteration; its number and where it starts, for ``batches`` in the workers."""
+        self._open_global_batch = self.global_batch()
+        return self._cursor.open(self._behind), self.iteration_start()
+
+    def iteration_start(self) -> Start:
+        """Where the iteration under way started."""
+        start = self._cursor.current
+        assert start is not None, "no iteration is under way"
+        return start
+
+    def loaded_at(self, start: Start) -> Start:
+        """The position that was loaded for the iteration that starts at ``start``; the same if nothing was.
+
+        They differ where what was left of the epoch filled no batch and was passed over.
+        """
+        came_to, loaded = self._loaded or (start, start)
+        self._loaded = None
+        return loaded if came_to == start else start
+
+    def is_under_way(self, number: int) -> bool:
+        """Whether ``number`` is the iteration under way: no later one was opened and the position was not moved."""
+        return self._cursor.is_under_way(number)
+
+    def end_iteration(self) -> None:
+        """Every batch of the iteration under way was taken, maybe none: the position is the next epoch's start."""
+        self._cursor.move_to(self._cursor.next)
 
     def position_after(self, batches: int) -> state.Position:
-        """The position when the training loop has taken ``batches`` batches of the iteration under way."""
-        steps, global_batch = self._steps(), self.global_batch()
-        start = self._cursor.current or self._cursor.next
+        """The position when the training loop has taken ``batches`` batches of the iteration under way.
+
+        If there is none, since the position was moved, then there are no batches to count.
+        """
+        start = self._cursor.current
+        if start is None:
+            start, batches, self._open_global_batch = self._cursor.next, 0, None
+        steps, global_batch = self._steps(), self._open_global_batch or self.global_batch()
         epoch, row = start.epoch, start.row + batches * steps.rows_per_step(global_batch)
         if batches and steps.steps_remaining(row=row, global_batch=global_batch) == 0:
-            epoch, row = epoch + 1, 0
+            epoch, row = steps.next_epoch(epoch=epoch, row=row, global_batch=global_batch)
         here = self._identity(None)
         return state.Position(manifest=here.manifest, order=here.order, epoch=epoch, row=row)
 
@@ -233,39 +304,90 @@ class PositionedDataset(IterableDataset[Any]):
             StateMismatch: The position belongs to another data set or order; nothing has changed then.
         """
         position = state.parse(saved)
-        here = state.reconcile(position, self._identity(position), on_mismatch=on_mismatch)
-        self._adopt(here)
+        here = self._reconciled(position, on_mismatch)
         start = Start(epoch=here.epoch, row=here.row)
         if (
             self._batch_size is not None
             and start.row
             and not self._steps().steps_remaining(row=start.row, global_batch=self.global_batch())
         ):
-            start = Start(epoch=start.epoch + 1, row=0)  # what is left fills no batch of this size
-        self._cursor.move_to(start)
+            start = self._behind(start)  # what is left fills no batch of this size
+        self._loaded = (start, Start(epoch=here.epoch, row=here.row))
+        self._cursor.move_to(start, pin=True)
+
+    def _reconciled(
+        self, position: state.Position, on_mismatch: Mapping[str, state.Policy] | None = None
+    ) -> state.Position:
+        here = state.reconcile(position, self._identity(position), on_mismatch=on_mismatch)
+        before = self._identity(None).order
+        if get_worker_info() is not None and here.order != before:
+            different = next(name for name in here.order if here.order[name] != before.get(name))
+            raise StateMismatch(
+                f"the saved position has {different}={here.order[different]!r}, which a worker process could take on "
+                f"for this epoch only: the next one would begin with {before.get(different)!r}; pass "
+                f"{different}={here.order[different]!r} to the data set"
+            )
+        self._adopt(here)
+        return here
 
     # Reading.
 
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches():
-            if batch.num_skipped or batch.num_bad:
-                raise ConfigError(
-                    "the transform skipped a sample, and a loader that takes samples one by one would fill the batch "
-                    "from a later one and lose the position; use cacheloader.DataLoader, which delivers it shorter"
-                )
-            yield from batch.samples
+    def __iter__(self) -> SampleIterator:
+        return SampleIterator(self)
 
-    def batches(self) -> Iterator[Delivered]:
-        """One pass, by whole batches; in a worker process, that worker's share."""
+    def batches(self, start: Start | None = None) -> Iterator[Delivered]:
+        """One pass, by whole batches; in a worker process, that worker's share.
+
+        Args:
+            start: Where the pass starts, if the owner has opened the iteration; else the workers find out together.
+        """
+        number, num_workers = self.worker()
+        return self._read(self._join() if start is None else start, worker=number, num_workers=num_workers)
+
+    def worker(self) -> tuple[int, int]:
+        """Number of this worker process and how many there are; 0 of 1 in the main process."""
         worker = get_worker_info()
-        number, num_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (0, 1) if worker is None else (worker.id, worker.num_workers)
+
+    def join(self) -> state.Position:
+        """Join the iteration that a loader has just begun, or begin it; where it starts."""
+        start = self._join()
+        here = self._identity(None)
+        return state.Position(manifest=here.manifest, order=here.order, epoch=start.epoch, row=start.row)
+
+    def rejoin(self, position: state.Position, *, row: int) -> state.Position:
+        """``join`` the iteration that began at ``position``, in another life of this job.
+
+        Args:
+            position: Where it began.
+            row: Where worker 0 goes on.
+
+        Raises:
+            StateMismatch: The position belongs to another data set or order.
+        """
+        here = self._reconciled(position)
+        start = Start(epoch=here.epoch, row=here.row)
+        self._cursor.move_to(start)
+        # Who reads alone may go on with another batch size, and then the steps to come decide where they end. Several
+        # workers keep it, and the last round of batches need not have one for each.
+        self._join(Start(epoch=here.epoch, row=row) if self.worker()[1] == 1 else start)
+        return here
+
+    def _join(self, here: Start | None = None) -> Start:
+        worker = get_worker_info()
         self._num_iterations += 1
-        start = self._cursor.begin(
-            worker=number,
+        return self._cursor.begin(
+            worker=0 if worker is None else worker.id,
             seed=0 if worker is None else worker.seed - worker.id,
             iteration=-self._num_iterations if worker is None else self._num_iterations,
+            behind=lambda start: self._behind(here or start),
         )
-        return self._read(start, worker=number, num_workers=num_workers)
+
+    def _behind(self, start: Start) -> Start:
+        """Where to go on when an iteration from ``start`` is over."""
+        global_batch = self.global_batch(num_workers=self.worker()[1])
+        epoch, row = self._steps().next_epoch(epoch=start.epoch, row=start.row, global_batch=global_batch)
+        return Start(epoch=epoch, row=row)
 
     def _read(self, start: Start, *, worker: int, num_workers: int) -> Iterator[Delivered]:
         global_batch = self.global_batch(num_workers=num_workers)
@@ -279,10 +401,14 @@ class PositionedDataset(IterableDataset[Any]):
                 reading.advance(row + rows.step)
                 if not batch.samples:
                     continue  # tail="keep": this rank has no part in the last step
-                words = place_words(seed=self._seed, epoch=start.epoch, lane=batch.lane, row=batch.row)
-                yield self._delivery.deliver(batch.samples, words)
+                delivered = self._deliver(batch, epoch=start.epoch)
+                yield replace(delivered, epoch=start.epoch, row=row, number=batch.number)
         finally:
             reading.close()
+
+    def _deliver(self, batch: Batch, *, epoch: int) -> Delivered:
+        words = place_words(seed=self._seed, epoch=epoch, lane=batch.lane, row=batch.row)
+        return self._delivery.deliver(batch.samples, words)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_num_iterations": 0}

@@ -100,7 +100,7 @@ class SampleIterator:
                     f"{value}; keep it, or save and load dataset.state_dict(batches=…) or the state of "
                     "cacheloader.DataLoader, which fit any number of ranks and workers and any batch size"
                 )
-        self._begun = self._dataset.rejoin(position)
+        self._begun = self._dataset.rejoin(position, row=counts["row"])
         self._open(counts["row"])
 
     def _begin(self) -> state.Position:

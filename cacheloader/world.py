@@ -1,12 +1,19 @@
-"""Which rank this process is, of how many."""
+"""Which rank this process is, of how many, and in which attempt of the job."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import time
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any
 
 from cacheloader.errors import ConfigError
+
+_AGREEMENT_TIMEOUT = timedelta(seconds=120)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +58,61 @@ def detect(*, rank: int | None = None, world_size: int | None = None) -> World:
             f"the environment has RANK={texts['RANK']!r} and WORLD_SIZE={texts['WORLD_SIZE']!r}; "
             "set both to numbers, or unset both"
         ) from error
+
+
+def attempt_name(world: World) -> str:
+    """A name for this launch of the job, the same on all its ranks and never used by an earlier launch.
+
+    From CACHELOADER_ATTEMPT, else from rank 0 through torch.distributed's store (no collective), else, where one
+    process is the whole world or plays all its ranks, from its own start.
+
+    Raises:
+        ConfigError: The ranks are processes that cannot talk to each other, or rank 0 says nothing.
+    """
+    given = os.environ.get("CACHELOADER_ATTEMPT")
+    if given is not None:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", given):
+            raise ConfigError(
+                f"CACHELOADER_ATTEMPT={given!r} becomes part of a file name; use 1 to 100 letters, digits and '._-'"
+            )
+        return given
+    store = _store()
+    if store is not None:
+        return _agreed_name(store, world)
+    if world.world_size > 1 and "WORLD_SIZE" in os.environ:
+        raise ConfigError(
+            f"the {world.world_size} ranks have no process group through which to agree on a name for this attempt; "
+            "call torch.distributed.init_process_group first, or set CACHELOADER_ATTEMPT to a new name at every launch"
+        )
+    return _own_name(os.getpid())
+
+
+def _agreed_name(store: Any, world: World) -> str:
+    key = "cacheloader/attempt"
+    if world.rank == 0:
+        if not store.check([key]):
+            store.set(key, _own_name(os.getpid()))
+    else:
+        try:
+            store.wait([key], _AGREEMENT_TIMEOUT)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"rank {world.rank} waited {_AGREEMENT_TIMEOUT.seconds} s for rank 0 to name this attempt; "
+                "record on all ranks or on none"
+            ) from error
+    name: str = store.get(key).decode()
+    return name
+
+
+def _store() -> Any:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store()
+
+
+@cache
+def _own_name(pid: int) -> str:
+    moment = time.time_ns()
+    start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(moment // 10**9))
+    return f"{start}.{moment % 10**9:09d}-{pid}"

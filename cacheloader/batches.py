@@ -1,0 +1,71 @@
+"""What the workers of a ``DataLoader`` run: whole batches, each with a note of what it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch.utils.data import IterableDataset, default_collate
+
+from cacheloader.errors import BadSample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from cacheloader.cursor import Start
+    from cacheloader.delivery import Delivered
+    from cacheloader.positioned import PositionedDataset
+
+
+class WholeBatches(IterableDataset[Any]):
+    """What torch's DataLoader iterates; in all else the data set itself."""
+
+    def __init__(self, dataset: PositionedDataset) -> None:
+        self._dataset = dataset
+        self.start: Start | None = None
+
+    def __iter__(self) -> Iterator[Delivered]:
+        # A new worker brings its start along. One that persists finds the next on the cursor's page; the owner waits
+        # for all of them before it could open another.
+        start, self.start = self.start, None
+        return self._dataset.batches(start or self._dataset.iteration_start())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_dataset":
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+
+class Note(NamedTuple):
+    """What comes along with a batch."""
+
+    epoch: int
+    row: int
+    num_samples: int
+    num_skipped: int
+    num_bad: int
+    keys: list[int] | None
+
+
+class Collate:
+    """Runs the user's collate function in the worker and notes what the batch is."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, *, with_keys: bool) -> None:
+        self._collate_fn = collate_fn
+        self._with_keys = with_keys
+
+    def __call__(self, batch: Delivered) -> tuple[Any, Note]:
+        """The user's batch and its note."""
+        if not batch.samples and self._collate_fn is None:
+            raise BadSample(
+                f"the transform left out all {batch.num_skipped + batch.num_bad} samples of a batch, and a rank "
+                "without a batch would leave the others waiting; skip fewer, or pass a collate_fn that accepts []"
+            )
+        note = Note(
+            epoch=batch.epoch,
+            row=batch.row,
+            num_samples=len(batch.samples),
+            num_skipped=batch.num_skipped,
+            num_bad=batch.num_bad,
+            keys=batch.number.tolist() if self._with_keys and batch.number is not None else None,
+        )
+        return (self._collate_fn or default_collate)(batch.samples), note
