@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from cacheloader.errors import OriginError, OriginTimeout
+from cacheloader.errors import ConfigError, OriginError, OriginTimeout
 from cacheloader.keys import ByteRange, split_range
 from cacheloader.origin.failure import failure, reading
 from cacheloader.origin.transfer import INQUIRY, TransferLimits, with_retries
@@ -28,6 +28,7 @@ FAMILIAR = TransferLimits(deadline_s=60.0)
 """For a store that has answered before, and is worth waiting for."""
 
 _ENDLESS_S = 7 * 86_400.0
+_LONGEST_TURN_S = 0.02
 
 
 class PatientOrigin:
@@ -68,6 +69,7 @@ class PatientOrigin:
         keep: Callable[[ObjectInfo], bool],
         seen: Callable[[int], None],
         stop_after: int | None = None,
+        keep_at_most: int | None = None,
     ) -> list[ObjectInfo]:
         """The objects below ``directory`` that ``keep`` wants, sorted bytewise by URI, each once.
 
@@ -78,10 +80,14 @@ class PatientOrigin:
             keep: Called once an object.
             seen: Called with the number of objects looked at so far, now and then and at the end.
             stop_after: Give up behind so many objects, and return what was found among them.
+            keep_at_most: Refuse a directory that holds more of them; ``None`` for no limit.
+
+        Raises:
+            ConfigError: More than ``keep_at_most`` objects are kept.
         """
 
         def attempt() -> Awaitable[list[ObjectInfo]]:
-            return self._search(directory, keep, seen, stop_after)
+            return self._search(directory, keep, seen, stop_after, keep_at_most)
 
         return await self._ask(attempt, action="listing", uri=directory, timeout_s=_ENDLESS_S)
 
@@ -98,12 +104,13 @@ class PatientOrigin:
         keep: Callable[[ObjectInfo], bool],
         seen: Callable[[int], None],
         stop_after: int | None,
+        keep_at_most: int | None,
     ) -> list[ObjectInfo]:
         found: dict[str, ObjectInfo] = {}
         count = 0
         clock = asyncio.get_running_loop().time
         silence_s = self._limits.timeout_floor_s
-        heard_s = clock()
+        heard_s = turn_s = clock()
         try:
             async with (
                 asyncio.timeout_at(heard_s + silence_s) as silence,
@@ -117,8 +124,17 @@ class PatientOrigin:
                         seen(count)
                     if keep(info):
                         found[info.uri] = info
+                        if keep_at_most is not None and len(found) > keep_at_most:
+                            raise ConfigError(
+                                f"there are more shards below {directory} than the {keep_at_most} that a data set "
+                                "may still have here; name a smaller part of them",
+                                uri=directory,
+                            )
                     if count == stop_after:
                         break
+                    if clock() - turn_s > _LONGEST_TURN_S:  # a page has many objects, and others share the loop
+                        await asyncio.sleep(0)
+                        turn_s = clock()
         except TimeoutError as error:
             cause = f"no answer in {silence_s:g} s"
             raise failure(OriginTimeout, action="listing", uri=directory, cause=cause) from error

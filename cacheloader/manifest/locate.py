@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cacheloader.errors import ConfigError, EmptyDataset, OriginError, OriginNotFound, masked_urls
 from cacheloader.formats import registry
 from cacheloader.manifest.asking import LISTINGS_IN_FLIGHT, STATS_IN_FLIGHT, ask_each
-from cacheloader.manifest.patterns import expand_all, glob_regex, is_glob
+from cacheloader.manifest.patterns import MAX_SHARDS, expand_all, glob_regex, is_glob
 from cacheloader.origin.location import base_url, canonical_url, store_url
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 LISTING_STAGE = "listing"
 CHECKING_STAGE = "checking shards"
 
+MAX_GLOBS = 1000
+"""Each is compared with every object below its directory."""
+
 _LIST_FROM = 1000
 """So many named shards in one directory are described by listing it, 1,000 an answer, and not one by one."""
 
@@ -37,6 +40,7 @@ async def locate(
     *,
     shard_format: ShardFormat | None,
     progress: Callable[[str, int, int], None],
+    max_shards: int = MAX_SHARDS,
 ) -> list[ObjectInfo]:
     """The shards that ``urls`` stand for.
 
@@ -51,16 +55,17 @@ async def locate(
         origin: The store that answers for all of them.
         shard_format: Whose endings make a file of a directory a shard; ``None`` for those of all formats.
         progress: Called with (stage, done, total).
+        max_shards: Names, or objects that a listing finds, that are refused as too many if there are more.
 
     Raises:
-        ConfigError: The URLs cannot be meant like this, as with two stores or a compressed shard.
+        ConfigError: The URLs cannot be meant like this, as with two stores, a compressed shard or too many shards.
         EmptyDataset: One of the URLs stands for no shard.
         OriginNotFound: A shard that is named does not exist.
         OriginError: The store failed otherwise.
     """
     # What is done for each of perhaps a million shards is done in a thread: the loop has others to serve.
-    names, askers = await asyncio.to_thread(_understood, urls)
-    listings = await _list_all(askers, origin, progress)
+    names, askers = await asyncio.to_thread(_understood, urls, max_shards)
+    listings = await _list_all(askers, origin, progress, max_shards)
     named = await asyncio.to_thread(_objects, names, listings)
     described = await _describe(named, origin, listings, progress)
     suffixes = tuple(shard_format.suffixes) if shard_format else registry.all_suffixes()
@@ -99,10 +104,16 @@ class _Listing:
     missing: OriginNotFound | None = None
 
 
-def _understood(urls: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+def _understood(urls: Sequence[str], max_shards: int) -> tuple[list[str], dict[str, list[str]]]:
     """What is named, in order, and of each directory to be listed, who asks for it."""
-    names = [_absolute(url) for url in expand_all(urls)]
+    names = [_absolute(url) for url in expand_all(urls, max_shards=max_shards)]
     store_of_all(names)
+    globs = sum(map(is_glob, names))
+    if globs > MAX_GLOBS:
+        raise ConfigError(
+            f"the patterns {', '.join(url[:200] for url in urls[:3])} stand for {globs} globs, and more than "
+            f"{MAX_GLOBS} would take too long to compare with every object; name the directory, or the shards"
+        )
     askers: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
         if directory := _directory(name):
@@ -138,11 +149,16 @@ def _objects(names: list[str], listings: dict[str, _Listing]) -> list[str]:
 
 
 async def _list_all(
-    askers: dict[str, list[str]], origin: PatientOrigin, progress: Callable[[str, int, int], None]
+    askers: dict[str, list[str]],
+    origin: PatientOrigin,
+    progress: Callable[[str, int, int], None],
+    max_shards: int,
 ) -> dict[str, _Listing]:
     listings = {directory: _Listing() for directory in askers}
+    room = max_shards
 
     async def search(directory: str) -> None:
+        nonlocal room
         listing = listings[directory]
 
         def seen(count: int) -> None:
@@ -153,7 +169,14 @@ async def _list_all(
             return any(_stands_for(name, info.uri) for name in askers[directory])
 
         try:
-            listing.kept = await origin.search(directory, keep=keep, seen=seen)
+            listing.kept = await origin.search(directory, keep=keep, seen=seen, keep_at_most=max(room, 0))
+            room -= len(listing.kept)
+            if room < 0:  # another listing, at the same time, took what was left
+                raise ConfigError(
+                    f"there are more shards below {directory} and other directories than the {max_shards} that a data "
+                    "set may have here; name a smaller part of them",
+                    uri=directory,
+                )
         except OriginNotFound as error:
             listing.missing = error
 

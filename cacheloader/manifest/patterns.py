@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
@@ -15,9 +15,16 @@ if TYPE_CHECKING:
 
 MAX_SHARDS = 10_000_000
 """A pattern that names more is taken for a slip of the pen."""
+MAX_BRACES = 100
+"""In one pattern, side by side or nested."""
+MAX_GLOB_CHARACTERS = 4096
+"""As long as a path can be; keys of object stores are shorter."""
 
-_NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?", re.ASCII)
-_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d+))?", re.ASCII)
+_CHARACTERS_PER_NAME = 256
+"""On average, so that a short pattern cannot stand for more text than there is memory."""
+# No count has more digits, and Python refuses to read numbers of thousands.
+_NUMBERS = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?", re.ASCII)
+_LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?(\d{1,18}))?", re.ASCII)
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase
 _ESCAPE = re.compile(r"\\(.)")
 _SPECIAL = re.compile(r"\\.|[{},]", re.DOTALL)
@@ -27,11 +34,22 @@ def expand_all(urls: Sequence[str], *, max_shards: int = MAX_SHARDS) -> list[str
     """The URLs that the brace patterns in ``urls`` stand for, in order.
 
     Raises:
-        ConfigError: Braces do not match, or stand for more than ``MAX_SHARDS`` URLs.
+        ConfigError: Braces do not match, are too many, or stand for more than ``max_shards`` URLs or too much text.
     """
-    expanded = list(islice(chain.from_iterable(map(expand_braces, urls)), max_shards + 1))
-    if len(expanded) > max_shards:
-        raise ConfigError(f"the patterns {', '.join(urls[:3])} name more than {max_shards} shards; check the ranges")
+    expanded: list[str] = []
+    room = max(max_shards, 1000) * _CHARACTERS_PER_NAME
+    if any(url.count("{") > MAX_BRACES for url in urls):
+        raise ConfigError(
+            f"one of the patterns {_shown(urls)} has more than {MAX_BRACES} braces; write some of them out"
+        )
+    for url in chain.from_iterable(map(expand_braces, urls)):
+        room -= len(url)
+        if len(expanded) == max_shards or room < 0:
+            raise ConfigError(
+                f"the patterns {_shown(urls)} name more than {max_shards} shards, or names that are too long for so "
+                "many; check the ranges"
+            )
+        expanded.append(url)
     return expanded
 
 
@@ -62,36 +80,67 @@ def is_glob(url: str) -> bool:
     return "*" in url or (("?" in url or "[" in url) and not url.startswith(("http://", "https://")))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=2048)
 def glob_regex(url: str) -> re.Pattern[str]:
     """Matches the URIs that the glob ``url`` stands for.
 
     ``*`` and ``?`` do not cross a slash, ``**`` as a whole component stands for any number of directories, and as in
     a shell no wildcard matches a dot at the start of a name.
+
+    The time that matching takes grows with the product of both lengths, whatever the glob: what follows a wildcard, up
+    to the next one, has a fixed width (in characters after ``*``, in directories after ``**``), so the first place
+    where it fits is as good as any later one, and is never reconsidered. Only behind the last has the end to be met.
+
+    Raises:
+        ConfigError: The glob is longer than any name.
     """
+    if len(url) > MAX_GLOB_CHARACTERS:
+        raise ConfigError(
+            f"the glob {url[:100]}… has {len(url)} characters, and a name has {MAX_GLOB_CHARACTERS} at most; shorten it"
+        )
     *folders, last = url.split("/")
-    directories = r"(?:(?!\.)[^/]+/)*"
-    text = "".join(directories if folder == "**" else _component(folder) + "/" for folder in folders)
-    return re.compile(text + (directories + _component("*") if last == "**" else _component(last)), re.DOTALL)
+    if last == "**":
+        folders, last = [*folders, "**"], "*"
+    # What stands between two `**`, each directory with its slash; two of them in a row say no more than one.
+    runs: list[list[str]] = [[]]
+    for folder in folders:
+        if folder != "**":
+            runs[-1].append(f"(?>{_component(folder)}/)")
+        elif runs[-1] or len(runs) == 1:
+            runs.append([])
+    directory = r"(?:(?!\.)[^/]*+/)"
+    first, *middle = ["".join(run) for run in runs]
+    text = first + "".join(f"(?>{directory}*?{run})" for run in middle[:-1])
+    text += f"{directory}*{middle[-1]}" if middle else ""
+    return re.compile(text + _component(last), re.DOTALL)
 
 
 def _component(glob: str) -> str:
-    parts = [r"(?!\.)"] if glob[:1] in {"*", "?", "["} else []
+    """A regular expression for one name, to be followed by a slash or the end."""
+    first, *others = _pieces(glob)
+    start = r"(?!\.)" if glob[:1] in {"*", "?", "["} else ""
+    between = "".join(f"(?>[^/]*?{piece})" for piece in others[:-1] if piece)
+    return start + first + between + (f"[^/]*{others[-1]}" if others else "")
+
+
+def _pieces(glob: str) -> list[str]:
+    """What stands between the stars of ``glob``, each of a fixed width."""
+    pieces: list[list[str]] = [[]]
     position = 0
     while position < len(glob):
         mark = glob[position]
         closing = glob.find("]", position + 2 + (glob[position + 1 : position + 2] == "!")) if mark == "[" else -1
         if mark == "*":
-            parts.append("[^/]*")
+            pieces.append([])
         elif mark == "?":
-            parts.append("[^/]")
+            pieces[-1].append("[^/]")
         elif closing > 0:
-            parts.append(_character_set(glob[position + 1 : closing]))
+            pieces[-1].append(_character_set(glob[position + 1 : closing]))
             position = closing
         else:
-            parts.append(re.escape(mark))
+            pieces[-1].append(re.escape(mark))
         position += 1
-    return "".join(parts)
+    return ["".join(piece) for piece in pieces]
 
 
 def _character_set(members: str) -> str:
@@ -109,6 +158,10 @@ def _character_set(members: str) -> str:
     if not parts:
         return "[^/]" if inverted else "(?!)"
     return f"(?!/)[{'^' * inverted}{''.join(parts)}]"
+
+
+def _shown(urls: Sequence[str]) -> str:
+    return ", ".join(url[:200] for url in urls[:3])
 
 
 def _first_group(pattern: str) -> tuple[str, str | None, str]:

@@ -10,6 +10,7 @@ from cacheloader.errors import ConfigError, EmptyDataset
 from cacheloader.formats import registry
 from cacheloader.manifest.asking import PatientOrigin
 from cacheloader.manifest.locate import locate
+from cacheloader.manifest.patterns import MAX_SHARDS
 from cacheloader.manifest.record import Manifest, ShardInfo
 from cacheloader.manifest.sidecar import counts_beside
 
@@ -48,6 +49,7 @@ async def resolve(
     counter: SampleCounter,
     *,
     progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None,
+    max_shards: int = MAX_SHARDS,
 ) -> Manifest:
     """The manifest of the data set that ``spec`` describes.
 
@@ -56,6 +58,7 @@ async def resolve(
         origin: The store that answers for all URLs.
         counter: Asked for the shards whose sample counts are not written down beside them.
         progress: Called with (stage, done, total); total is 0 while it is unknown.
+        max_shards: What a data set of more shards is refused for; a daemon that serves strangers wants fewer.
 
     Raises:
         ConfigError: The URLs or the format cannot be meant like this.
@@ -65,7 +68,7 @@ async def resolve(
     """
     patient = PatientOrigin(origin)
     named = registry.named(spec.format) if spec.format else None
-    shards = await locate(spec.urls, patient, shard_format=named, progress=progress)
+    shards = await locate(spec.urls, patient, shard_format=named, progress=progress, max_shards=max_shards)
     shard_format = await asyncio.to_thread(format_of, spec.format, [info.uri for info in shards])
     counts = await counts_beside(shards, patient)
     uncounted = list({info.uri: info for info in shards if info.uri not in counts}.values())

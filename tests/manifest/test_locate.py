@@ -44,6 +44,23 @@ async def test_a_list_keeps_its_order_and_a_listing_is_sorted_bytewise():
     ]
 
 
+@pytest.mark.parametrize(
+    "urls",
+    [[B + "t-{0..3}.tar"], [B + "t-0.tar", B + "t-0.tar", B + "t-1.tar", B + "t-2.tar"], [B], [B + "d/", B + "e/"]],
+)
+async def test_more_shards_than_allowed_are_refused_however_they_are_named(urls):
+    origin = origin_with(*(f"t-{number}.tar" for number in range(4)), "d/0.tar", "d/1.tar", "e/0.tar", "e/1.tar")
+    with pytest.raises(ConfigError, match=r"more than 3 shards|more shards below mem://bucket/.* than the [0-9]"):
+        await locate(urls, PatientOrigin(origin), shard_format=None, progress=lambda *_: None, max_shards=3)
+    found = await locate([B + "d/"], PatientOrigin(origin), shard_format=None, progress=lambda *_: None, max_shards=2)
+    assert len(found) == 2
+
+
+async def test_more_globs_than_could_be_compared_with_every_object_are_refused():
+    with pytest.raises(ConfigError, match="stand for 1001 globs"):
+        await located(origin_with("a.tar"), B + "{0..1000}*.tar")
+
+
 @pytest.mark.parametrize("url", [B + "d/", B + "d"])
 async def test_of_a_directory_only_shards_are_taken(url):
     origin = origin_with(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import time
 
 import pytest
 from braceexpand import UnbalancedBracesError, braceexpand
@@ -95,6 +96,72 @@ def test_a_range_without_end_is_refused_before_it_fills_the_memory():
 )
 def test_globs_match_as_in_a_shell(glob, uri, matches):
     assert bool(glob_regex(glob).fullmatch(uri)) is matches
+
+
+PIECES = ["*", "**", "/", "a", "b", ".", "?", "[ab]", "/**/", "*a", "[!a]"]
+
+
+def matches_slowly(glob: list[str], name: list[str]) -> bool:
+    """The rule itself, directory by directory, with every possibility tried."""
+    if not glob or not name:
+        return not glob and not name
+    if glob[0] == "**" and len(glob) > 1:
+        crossed = len(name) > 1 and not name[0].startswith(".") and matches_slowly(glob, name[1:])
+        return crossed or matches_slowly(glob[1:], name)
+    if glob == ["**"]:
+        return not any(part.startswith(".") for part in name)
+    hidden = name[0].startswith(".") and glob[0][:1] in {"*", "?", "["}
+    return not hidden and fnmatch.fnmatchcase(name[0], glob[0]) and matches_slowly(glob[1:], name[1:])
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join), st.text(alphabet="aab./", max_size=10))
+@example("**/*/**/", "ab.//ba../")
+@example("**/.a/**/x", ".a/.a/x")
+@example("**/a/b/**/c", "a/a/b/c")
+@settings(max_examples=1000)
+def test_globs_match_as_if_every_possibility_were_tried(glob, name):
+    assert bool(glob_regex(glob).fullmatch(name)) is matches_slowly(glob.split("/"), name.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("glob", "name"),
+    [
+        ("*a" * 5 + "*b", "a" * 200),
+        ("*a" * 2000 + "*b", "a" * 1000),
+        ("*a" * 400 + "b", "a" * 1000),
+        ("*?" * 500 + "b", "a" * 1000),
+        ("**/a/" * 60 + "x", "a/" * 500),
+        ("**/" * 1000 + "x", "a/" * 500),
+        ("**/*a*a*b*/" * 50 + "x", "aaab/" * 200),
+        ("**/" + "*a" * 100 + "/x", ("a" * 200 + "/") * 5),
+    ],
+)
+def test_no_glob_takes_more_than_a_moment_to_match(glob, name):
+    pattern = glob_regex("s3://b/" + glob)
+    begun_s = time.process_time()
+    assert not pattern.fullmatch("s3://b/" + name)
+    assert time.process_time() - begun_s < 1
+
+
+def test_a_glob_that_is_longer_than_any_name_is_refused():
+    with pytest.raises(ConfigError, match="has 8014 characters, and a name has 4096 at most"):
+        glob_regex("s3://b/" + "*a" * 4000 + "/*.tar.")
+
+
+@pytest.mark.parametrize("pattern", ["{" * 5000 + "a,b" + "}" * 5000, "{a,b}" * 5000])
+def test_more_braces_than_anybody_needs_are_refused(pattern):
+    with pytest.raises(ConfigError, match="more than 100 braces"):
+        expand_all([pattern])
+
+
+def test_a_short_pattern_can_not_stand_for_more_text_than_there_is_memory():
+    with pytest.raises(ConfigError, match="too long for so many"):
+        expand_all(["{0..999999}" + "x" * 100_000], max_shards=10_000)
+
+
+def test_numbers_of_thousands_of_digits_are_no_range():
+    pattern = "{1.." + "9" * 5000 + "}"
+    assert expand_all([pattern]) == [pattern]
 
 
 @given(st.text(alphabet="ab*?[]!^-\\", max_size=7), st.text(alphabet="ab*[]!^-\\", min_size=1, max_size=5))
