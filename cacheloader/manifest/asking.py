@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cacheloader.errors import ConfigError, OriginError, OriginTimeout
 from cacheloader.keys import ByteRange, split_range
 from cacheloader.origin.failure import failure, reading
-from cacheloader.origin.transfer import INQUIRY, TransferLimits, with_retries
+from cacheloader.origin.transfer import INQUIRY, TransferLimits, first_of, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -187,14 +187,9 @@ async def ask_each(
             for _ in range(min(in_flight, len(waiting))):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
-        first = _first(failures)
+        first = first_of(failures)
         raise first from first.__cause__
     return [answers[number] for number in range(len(waiting))]
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 @asynccontextmanager

@@ -93,8 +93,12 @@ class FilesystemOrigin:
             if not found and not await self._do(filesystem, "exists", directory):
                 raise self._failure(OriginNotFound, "listing", prefix, "there is no such directory")
         for name, info in found.items():
-            below = name.removeprefix(directory).lstrip("/")
-            yield _object_info(f"{prefix.rstrip('/')}/{below}", info)
+            uri = f"{prefix.rstrip('/')}/{name.removeprefix(directory).lstrip('/')}"
+            with self._errors("listing", uri):
+                if info.get("size") is None:
+                    raise self._failure(OriginError, "listing", uri, "the store does not say its size")
+                described = _object_info(uri, info)
+            yield described
 
     async def stat(self, uri: str) -> ObjectInfo:
         """Size and version of the file ``uri``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from cacheloader.errors import ConfigError, OriginError, OriginThrottled, OriginTimeout
@@ -88,8 +88,8 @@ async def transfer(
         return
     parts = split_range(info.size_bytes, part_bytes=limits.part_bytes)
 
-    async def lane(parts: Iterator[ByteRange]) -> None:
-        for part in parts:  # all lanes take from one iterator
+    async def copy(parts: Iterator[ByteRange]) -> None:
+        for part in parts:  # all copiers take from one iterator
 
             async def read(part: ByteRange = part) -> Bytes:
                 return await origin.read_range(info.uri, part, version=info.version)
@@ -99,13 +99,13 @@ async def transfer(
 
             await retries.run(read, part, info.uri, write)
 
-    num_lanes = min(limits.max_parallel, -(-info.size_bytes // limits.part_bytes))
+    num_copiers = min(limits.max_parallel, -(-info.size_bytes // limits.part_bytes))
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(num_lanes):
-                group.create_task(lane(parts))
+            for _ in range(num_copiers):
+                group.create_task(copy(parts))
     except BaseExceptionGroup as failures:
-        first = _first(failures)
+        first = first_of(failures)
         raise first from first.__cause__
 
 
@@ -149,51 +149,6 @@ async def with_retries(
         await asyncio.sleep(delay_s)
 
 
-async def list_objects(
-    origin: Origin,
-    prefix: str,
-    *,
-    limits: TransferLimits = INQUIRY,
-    progress: Callable[[int], None] | None = None,
-    random_unit: Callable[[], float] = random.random,
-) -> list[ObjectInfo]:
-    """Every object below the directory ``prefix``, sorted by URI, since stores differ in their order.
-
-    Args:
-        origin: Where to look.
-        prefix: URI of a directory, ends in ``/``.
-        limits: ``timeout_floor_s`` is the longest silence between two objects, so that long listings may take long.
-        progress: Called now and then with the number of objects seen.
-        random_unit: Gives random numbers in [0, 1).
-
-    Raises:
-        OriginError: As ``with_retries``.
-    """
-    clock = asyncio.get_running_loop().time
-    silence_s = limits.timeout_floor_s
-
-    async def attempt() -> list[ObjectInfo]:
-        found: list[ObjectInfo] = []
-        heard_s = clock()
-        try:
-            async with asyncio.timeout_at(heard_s + silence_s) as silence:
-                async for info in origin.list(prefix):
-                    found.append(info)
-                    if clock() - heard_s > silence_s / 8:  # now and then: a reschedule for each would cost more
-                        heard_s = clock()
-                        silence.reschedule(heard_s + silence_s)
-                        if progress:
-                            progress(len(found))
-        except TimeoutError as error:
-            cause = f"no answer in {silence_s:g} s"
-            raise failure(OriginTimeout, action="listing", uri=prefix, cause=cause) from error
-        return found
-
-    endless = replace(limits, timeout_floor_s=7 * 86_400.0)
-    found = await with_retries(attempt, action="listing", uri=prefix, limits=endless, random_unit=random_unit)
-    return sorted(found, key=lambda info: info.uri)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Retries:
     """The retries of one transfer's ranges."""
@@ -213,28 +168,37 @@ class _Retries:
     ) -> None:
         clock = asyncio.get_running_loop().time
         timeout_s = self.limits.timeout_s(part.size_bytes)
-        first_s, failures = 0.0, 0
+        first_s, failures, delay_s = 0.0, 0, 0.0
+        last: OriginError | None = None
+
+        def raise_if_hopeless(error: OriginError) -> None:
+            _raise_if_hopeless(
+                error,
+                failures,
+                elapsed_s=clock() - first_s,
+                delay_s=delay_s,
+                timeout_s=timeout_s,
+                limits=self.limits,
+            )
+
         while True:
             async with self.slots.hold(self.host, size_bytes=part.size_bytes, urgency=self.urgency):
                 started_s = clock()
                 # The wait for the first slot does not count: a prefetch may stand in line for long.
                 first_s = first_s or started_s
+                if last is not None:
+                    delay_s = 0.0
+                    raise_if_hopeless(last)  # the wait for a slot may have taken all that was left
                 try:
                     cut_s = _cut(timeout_s, elapsed_s=started_s - first_s, limits=self.limits)
                     body = await _one_try(read, action=reading(part), uri=uri, timeout_s=cut_s)
                 except OriginError as error:
+                    last = error
                     failures += 1
                     if isinstance(error, OriginThrottled):
                         self.slots.throttled(self.host, started_s=started_s)
                     delay_s = self.limits.backoff.delay_s(failures, self.random_unit())
-                    _raise_if_hopeless(
-                        error,
-                        failures,
-                        elapsed_s=clock() - first_s,
-                        delay_s=delay_s,
-                        timeout_s=timeout_s,
-                        limits=self.limits,
-                    )
+                    raise_if_hopeless(error)
                 else:
                     self.slots.succeeded(self.host, started_s=started_s)
                     await write(body)
@@ -269,9 +233,10 @@ def _raise_if_hopeless(
         raise type(error)(message, uri=error.uri) from error
 
 
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that came first of those that a task group reports, which ended all others."""
+    first = failures.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _drop(_body: Bytes) -> None:

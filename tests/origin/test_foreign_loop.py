@@ -10,9 +10,10 @@ import uvloop
 
 from cacheloader.errors import OriginNotFound
 from cacheloader.keys import ByteRange
+from cacheloader.manifest.asking import PatientOrigin
 from cacheloader.origin.open import open_origin
 from cacheloader.origin.slots import TransferSlots
-from cacheloader.origin.transfer import TransferLimits, list_objects, transfer
+from cacheloader.origin.transfer import TransferLimits, transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,7 @@ BODY = bytes(range(256)) * 2000
 
 async def use(url: str, options: dict[str, object], engine: str) -> None:
     origin = open_origin(url, storage_options=options, engine=engine)
-    [info] = await list_objects(origin, url)
+    [info] = await PatientOrigin(origin).search(url, keep=lambda _: True, seen=lambda _: None)
     assert info == await origin.stat(info.uri)
     received = bytearray(info.size_bytes)
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from cacheloader.errors import ConfigError, OriginChanged, OriginError
 from cacheloader.keys import ByteRange
@@ -70,6 +71,18 @@ async def test_options_that_a_file_system_does_not_know_are_a_config_error():
     origin = open_origin("memory://x/", storage_options={"skip_instance_cache": True})
     with pytest.raises(ConfigError, match="storage options for memory://x/ cannot work"):
         await origin.stat("memory://x/y")
+
+
+async def test_a_listing_without_sizes_is_an_error_of_the_store(monkeypatch: pytest.MonkeyPatch):
+    found = {"/x/a.tar": {"name": "/x/a.tar", "size": None, "type": "file"}}
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *_, **__: found)
+    origin = open_origin("memory://x/")
+    with pytest.raises(OriginError, match=r"listing memory://x/a.tar failed: the store does not say its size"):
+        [info async for info in origin.list("memory://x/")]
+    found["/x/a.tar"]["size"] = "no number"
+    with pytest.raises(OriginError, match="listing memory://x/a.tar failed"):
+        [info async for info in origin.list("memory://x/")]
+    await origin.aclose()
 
 
 async def test_a_url_with_a_query_is_read_whole_and_its_signature_is_never_shown(nginx: NginxServer, prefix: str):

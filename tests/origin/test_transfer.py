@@ -20,11 +20,12 @@ from cacheloader.errors import (
     OriginUnavailable,
 )
 from cacheloader.keys import ByteRange
+from cacheloader.manifest.asking import PatientOrigin
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.open import open_origin
 from cacheloader.origin.retry import Backoff
 from cacheloader.origin.slots import TransferSlots, Urgency
-from cacheloader.origin.transfer import TransferLimits, list_objects, transfer, with_retries
+from cacheloader.origin.transfer import TransferLimits, transfer, with_retries
 from tests.support.counting_proxy import CountingProxy, Fault
 from tests.support.seaweedfs import storage_options
 from tests.support.waiting import until
@@ -290,16 +291,50 @@ async def test_listing_survives_a_failing_page_and_is_sorted(
     for name in ("b/a", "a-b", "a/b", "a"):
         s3.put_object(Bucket=bucket, Key=f"{prefix}{name}", Body=b"x")
     s3_proxy.inject(Fault(action="status", times=1, status=500, code="InternalError"))
-    found = await list_objects(origin, f"s3://{bucket}/{prefix}", limits=LIMITS)
+    patient = PatientOrigin(origin, stranger=LIMITS)
+    found = await patient.search(f"s3://{bucket}/{prefix}", keep=lambda _: True, seen=lambda _: None)
     assert [info.uri.removeprefix(f"s3://{bucket}/{prefix}") for info in found] == ["a", "a-b", "a/b", "b/a"]
 
 
 async def test_a_silent_listing_is_given_up(origin: Origin, bucket: str, prefix: str, s3_proxy: CountingProxy):
     s3_proxy.inject(Fault(action="stall", after_bytes=0))
     limits = TransferLimits(timeout_floor_s=0.2, deadline_s=0.5, backoff=QUICK)
+    patient = PatientOrigin(origin, stranger=limits)
     async with asyncio.timeout(5):
         with pytest.raises(OriginTimeout, match=r"listing s3://.* no answer in 0.2 s"):
-            await list_objects(origin, f"s3://{bucket}/{prefix}", limits=limits)
+            await patient.search(f"s3://{bucket}/{prefix}", keep=lambda _: True, seen=lambda _: None)
+
+
+class _Busy:
+    """A store whose one object fails at once and whose other one takes its time."""
+
+    origin_id = "busy"
+
+    async def read_range(self, uri: str, byte_range: ByteRange, *, version: str) -> Bytes:
+        if uri.endswith("slow"):
+            await asyncio.sleep(0.5)
+            return bytes(byte_range.size_bytes)
+        await asyncio.sleep(0.01)
+        raise OriginUnavailable("503: the real cause", uri=uri)
+
+
+async def test_a_wait_for_a_slot_that_takes_the_rest_of_the_time_does_not_hide_the_cause():
+    busy: Any = _Busy()
+    slots = TransferSlots(max_requests=1)
+    limits = TransferLimits(deadline_s=0.3, timeout_floor_s=0.1, backoff=QUICK)
+    sink = Sink(10)
+
+    async def fetch(name: str, *, limits: TransferLimits, demanded: bool) -> None:
+        info = ObjectInfo(uri=f"s3://b/{name}", size_bytes=10, version="")
+        await transfer(busy, info, sink.write_at, limits=limits, slots=slots, urgency=Urgency(demanded=demanded))
+
+    failing = asyncio.create_task(fetch("failing", limits=limits, demanded=False))
+    await until(lambda: slots.statistics().requests == 1)
+    slow = asyncio.create_task(fetch("slow", limits=LIMITS, demanded=True))
+    with pytest.raises(OriginUnavailable, match=r"503: the real cause.*given up after 1 try") as raised:
+        await failing
+    assert "no answer in" not in str(raised.value)
+    await slow
 
 
 async def test_tries_that_hang_end_at_the_overall_deadline_not_a_try_later(
