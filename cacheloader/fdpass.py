@@ -91,15 +91,21 @@ def sealed_memory_file(name: str, content: Buffer) -> int:
     """A descriptor of a memory file that holds ``content`` and can no longer change or shrink; the caller closes it."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        view = memoryview(content).cast("B")
-        written = 0
-        while written < len(view):
-            written += os.write(fd, view[written:])
+        write_whole(fd, content, offset=0)
         seal(fd)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def write_whole(fd: int, content: Buffer, *, offset: int) -> None:
+    """Write all of ``content`` to the file ``fd`` from byte ``offset`` on; one call of the kernel may write a part."""
+    view = memoryview(content).cast("B")
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        offset += written
+        view = view[written:]
 
 
 def seal(fd: int) -> None:

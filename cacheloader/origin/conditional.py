@@ -11,7 +11,7 @@ from cacheloader.origin.failure import no_web_listing, reading
 from cacheloader.origin.filesystem import FilesystemOrigin, on_loop_of
 from cacheloader.origin.location import key_of
 from cacheloader.origin.options import s3_options
-from cacheloader.origin.stores import s3_endpoint, s3_origin_id
+from cacheloader.origin.stores import s3_endpoint_and_region, s3_origin_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -91,14 +91,9 @@ class S3FilesystemOrigin(FilesystemOrigin):
         client: dict[str, Any] = dict(self._options.get("client_kwargs") or {})  # type: ignore[call-overload]
         options = {**self._options, "config_kwargs": {**config, "retries": {"total_max_attempts": 1}}}
         options.pop("profile", None)
-        endpoint = s3_endpoint(self._chosen, self._environment)
-        region = self._chosen.region or self._environment.get("AWS_REGION", "")
-        region = region or self._environment.get("AWS_DEFAULT_REGION", "")
+        endpoint, region = await s3_endpoint_and_region(self._chosen, self._environment, self._chain)
         if not (self._chosen.anonymous or self._chosen.key):
-            key = await self._chain.key()
-            options |= await self._credentials(key)
-            answer = await self._chain.ask()
-            endpoint, region = endpoint or answer.endpoint_url, region or answer.region
+            options |= await self._credentials(await self._chain.key())
         client.pop("endpoint_url", None)
         options["endpoint_url"] = endpoint or None
         options["client_kwargs"] = {**client, "region_name": region or "us-east-1"}

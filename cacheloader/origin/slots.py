@@ -104,7 +104,8 @@ class TransferSlots:
     async def hold(self, host: str, *, size_bytes: int, urgency: Urgency) -> AsyncIterator[None]:
         """Wait for a slot for one request of ``size_bytes`` to ``host`` and keep it while inside.
 
-        This wait has no deadline: it ends as soon as others finish, and each of those has one.
+        This wait has no deadline: it ends as soon as others finish. Each of their requests has one; writing what came
+        has none, since a thread that writes cannot be called back, so a disk that hangs holds its slots until it moves.
         """
         granted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
 
 from cacheloader.errors import ConfigError
-from cacheloader.origin.aws_credentials import AwsAnswer, AwsChain, AwsKey
+from cacheloader.origin.aws_credentials import AwsChain, AwsKey
 from cacheloader.origin.options import azure_options, gs_options, http_options, s3_options
 
 if TYPE_CHECKING:
@@ -61,20 +61,11 @@ def s3_store(url: str, options: Mapping[str, object], environment: Mapping[str, 
     """
     chosen = s3_options(options)
     bucket = urlsplit(url).netloc
-    endpoint = s3_endpoint(chosen, environment)
     chain = AwsChain(environment, profile=chosen.profile, uri=url)
 
     async def build() -> ObjectStore:
-        region = chosen.region or environment.get("AWS_REGION", "") or environment.get("AWS_DEFAULT_REGION", "")
-        answer = AwsAnswer(key=None, region="", endpoint_url="")
-        if not (chosen.anonymous or chosen.key):
-            await chain.key()  # fails here, and names the way out, if there is none
-            answer = await chain.ask()
-        elif not endpoint:
-            answer = await chain.ask(credentials=False)
-        return _build_s3(
-            bucket, chosen, chain, endpoint=endpoint or answer.endpoint_url, region=region or answer.region
-        )
+        endpoint, region = await s3_endpoint_and_region(chosen, environment, chain)
+        return _build_s3(bucket, chosen, chain, endpoint=endpoint, region=region)
 
     return s3_origin_id(bucket, chosen, environment), build
 
@@ -102,6 +93,26 @@ def s3_endpoint(options: S3Options, environment: Mapping[str, str]) -> str:
     if found and "://" not in found:
         found = f"{'https' if options.use_ssl else 'http'}://{found}"
     return found.rstrip("/")
+
+
+async def s3_endpoint_and_region(
+    options: S3Options, environment: Mapping[str, str], chain: AwsChain
+) -> tuple[str, str]:
+    """Where the bucket is asked, from the options, the environment or the profile; "" for Amazon's own.
+
+    Raises:
+        OriginDenied: The chain is needed, and has no credentials or no answer.
+    """
+    endpoint = s3_endpoint(options, environment)
+    region = options.region or environment.get("AWS_REGION", "") or environment.get("AWS_DEFAULT_REGION", "")
+    if not (options.anonymous or options.key):
+        await chain.key()  # fails here, and names the way out, if there is none
+        answer = await chain.ask()
+    elif not endpoint:
+        answer = await chain.ask(credentials=False)
+    else:
+        return endpoint, region
+    return endpoint or answer.endpoint_url, region or answer.region
 
 
 def _build_s3(bucket: str, chosen: S3Options, chain: AwsChain, *, endpoint: str, region: str) -> ObjectStore:

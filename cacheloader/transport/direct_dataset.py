@@ -10,7 +10,7 @@ from cacheloader import fdpass
 from cacheloader.errors import CorruptShard, ProtocolError, StateMismatch
 from cacheloader.formats import registry
 from cacheloader.formats.source import FileSource
-from cacheloader.manifest.resolve import resolve
+from cacheloader.manifest.resolve import format_of, resolve
 from cacheloader.manifest.scan import ScanCounter
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.location import canonical_url
@@ -72,7 +72,8 @@ class DirectDataset:
             canonical_url(spec.urls[0]), storage_options=spec.storage_options, environment=spec.environment
         )
         manifest = manifests.load(digest) if digest else None
-        if manifest is None:
+        # The same names in another store are other shards, as far as anybody knows.
+        if manifest is None or manifest.origin_id != origin.origin_id:
             manifest = await resolve(spec, origin, _Scan(origin, spec.format), progress=progress)
         if digest not in ("", manifest.digest):
             raise StateMismatch(
@@ -131,7 +132,7 @@ class DirectDataset:
         try:
 
             async def write_at(offset: int, body: Bytes) -> None:
-                await asyncio.to_thread(_write_whole, data_fd, offset, body)
+                await asyncio.to_thread(fdpass.write_whole, data_fd, body, offset=offset)
 
             await transfer(self._origin, info, write_at, limits=self._limits, slots=self._slots, urgency=urgency)
             fdpass.seal(data_fd)
@@ -158,13 +159,5 @@ class _Scan:
 
     async def count(self, shards: Sequence[ObjectInfo], *, progress: Callable[[int, int], None]) -> list[int]:
         """Samples of each shard, in order (see ``manifest.resolve.SampleCounter``)."""
-        shard_format = registry.named(self._format_name) if self._format_name else registry.detect(shards[0].uri)
+        shard_format = format_of(self._format_name, (info.uri for info in shards))
         return await ScanCounter(self._origin, shard_format).count(shards, progress=progress)
-
-
-def _write_whole(fd: int, offset: int, body: Bytes) -> None:
-    view = memoryview(body).cast("B")
-    while len(view):
-        written = os.pwrite(fd, view, offset)
-        offset += written
-        view = view[written:]

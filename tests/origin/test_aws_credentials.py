@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -183,3 +184,24 @@ async def test_a_job_without_credentials_does_not_read_with_those_of_the_daemon(
 
 def test_a_secret_stays_out_of_the_repr():
     assert "hidden" not in repr(AwsKey(key="k", secret="hidden", token="hidden"))
+
+
+@pytest.mark.parametrize("engine", ["obstore", "fsspec"])
+async def test_the_endpoint_of_a_profile_holds_also_for_keys_from_the_options(
+    environment: dict[str, str],
+    tmp_path: Path,
+    s3_server: SeaweedServer,
+    s3: Any,
+    bucket: str,
+    prefix: str,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(os, "environ", environment)
+    s3.put_object(Bucket=bucket, Key=f"{prefix}x", Body=b"12345")
+    write_profile(tmp_path, f"[default]\nendpoint_url = {s3_server.endpoint_url}\n")
+    keys = {"key": ACCESS_KEY, "secret": SECRET_KEY}
+    origin = open_origin(f"s3://{bucket}/", storage_options=keys, environment={}, engine=engine)
+    async with asyncio.timeout(20):
+        assert (await origin.stat(f"s3://{bucket}/{prefix}x")).size_bytes == 5
+    await origin.aclose()

@@ -80,7 +80,7 @@ async def test_a_listing_without_sizes_is_an_error_of_the_store(monkeypatch: pyt
     with pytest.raises(OriginError, match=r"listing memory://x/a.tar failed: the store does not say its size"):
         [info async for info in origin.list("memory://x/")]
     found["/x/a.tar"]["size"] = "no number"
-    with pytest.raises(OriginError, match="listing memory://x/a.tar failed"):
+    with pytest.raises(OriginError, match=r"listing memory://x/a.tar failed"):
         [info async for info in origin.list("memory://x/")]
     await origin.aclose()
 
