@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from cacheloader.formats.base import Sample
     from cacheloader.manifest.record import Manifest
     from cacheloader.shelf import Shelf
+    from cacheloader.transport.reporting import FetchReporter
 
 
 class RemoteDataset(PositionedDataset):
@@ -138,6 +139,10 @@ class RemoteDataset(PositionedDataset):
     def manifest(self) -> Manifest:
         """The shards, with sizes, versions and sample counts."""
         return self._source.manifest
+
+    def fetch_reporter(self) -> FetchReporter:
+        """A way to tell the node's daemon how long the training loop waits."""
+        return self._source.fetch_reporter()
 
     @property
     def num_samples(self) -> int:

@@ -84,6 +84,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._device = None if device is None else torch.device(device)
         self._delivered = 0
         self._records = None if record_to is None else Records(Path(record_to), dataset)
+        self._reporter = dataset.fetch_reporter()
         # Whole batches come from the data set, so that one from which samples were left out is shorter and the next
         # still begins where it should; torch's own batching would fill it up.
         self._whole = WholeBatches(dataset)
@@ -151,6 +152,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.last_fetch_seconds = fetch_seconds
         self.num_skipped += note.num_skipped
         self.num_bad_samples += note.num_bad
+        self._reporter.add(fetch_seconds, note.num_samples)
         if self._records:
             self._records.step(fetch_s=fetch_seconds, **note._asdict())
 
@@ -187,6 +189,7 @@ class _TimedIterator:
             loader._took(note, time.perf_counter() - begin, due=self._due())
         except StopIteration:
             self._is_over = True
+            loader._reporter.flush()
             dataset.end_iteration()
             loader._delivered = 0
             raise

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from cacheloader.order.mixture_shares import Phase
     from cacheloader.shelf import Shelf
     from cacheloader.source import Source
+    from cacheloader.transport.reporting import FetchReporter
 
 # What ``place_words`` calls the epoch: rows of a mixture run on through all epochs, and two transforms see each sample.
 _MEMBERS_DRAWS, _MIXTURE_DRAWS = 0, 1
@@ -163,6 +164,10 @@ class Mixture(PositionedDataset):
 
     def _phases(self, lanes: int) -> tuple[Phase, ...]:
         return phases_of(self._weights, self._schedule, names=self._names, lanes=lanes)
+
+    def fetch_reporter(self) -> FetchReporter:
+        """A way to tell the node's daemon, that of the first source, how long the training loop waits."""
+        return self._parts[0].source.fetch_reporter()
 
     # Position.
 

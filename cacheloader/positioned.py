@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cacheloader.formats.base import Sample
+    from cacheloader.transport.reporting import FetchReporter
 
 
 class Steps(Protocol):
@@ -143,6 +144,10 @@ class PositionedDataset(IterableDataset[Any]):
     @abstractmethod
     def _adopt(self, position: state.Position) -> None:
         """Use the order of a position that ``_identity`` has given."""
+
+    @abstractmethod
+    def fetch_reporter(self) -> FetchReporter:
+        """A way to tell the node's daemon how long the training loop waits."""
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ import numpy as np
 from cacheloader.formats import registry
 from cacheloader.shelf import Shelf
 from cacheloader.transport.open import open_transport
+from cacheloader.transport.reporting import FetchReporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,6 +59,10 @@ class Source:
     def manifest(self) -> Manifest:
         """The shards, with sizes, versions and sample counts."""
         return self._open()[1]
+
+    def fetch_reporter(self) -> FetchReporter:
+        """A way to tell the daemon of this source how long the training loop waits."""
+        return FetchReporter(self._transport_options)
 
     def follow(self, plan: AccessPlan) -> Shelf:
         """Begin an iteration: give back what an earlier one still holds and announce the coming accesses.

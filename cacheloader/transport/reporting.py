@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from cacheloader.config import NO_DAEMON
 from cacheloader.errors import CacheloaderError
 from cacheloader.protocol import messages
 from cacheloader.transport.control import connect_running
@@ -35,10 +36,12 @@ class FetchReporter:
         self._link: Link | None = None
         self._seconds: list[float] = []
         self._samples = 0
-        self._due_s = 0.0
+        self._due_s = float("inf") if options.daemon == NO_DAEMON else 0.0
 
     def add(self, fetch_seconds: float, num_samples: int) -> None:
         """Take one batch's waiting time into the next report."""
+        if self._due_s == float("inf"):
+            return
         self._seconds.append(fetch_seconds)
         self._samples += num_samples
         now_s = time.monotonic()
@@ -48,7 +51,7 @@ class FetchReporter:
 
     def flush(self) -> None:
         """Send what is left, at the end of an epoch."""
-        if self._seconds:
+        if self._seconds and self._due_s < float("inf"):
             self._send(time.monotonic() + self.PATIENCE_S)
 
     def close(self) -> None:

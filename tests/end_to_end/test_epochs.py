@@ -10,9 +10,12 @@ import pytest
 import torch.utils.data
 
 import cacheloader as cl
+from cacheloader.config import TransportOptions
 from cacheloader.errors import StateMismatch
+from cacheloader.transport.control import read_status
 from tests.support.cache_meter import CacheMeter
 from tests.support.shard_sets import ShardSet, key_and_digest
+from tests.support.waiting import wait_until
 
 BATCH = 32
 
@@ -205,3 +208,14 @@ def test_padding_is_marked_and_every_rank_is_full(shard_set: ShardSet, cache_dir
     assert len({len(epoch) for epoch in epochs}) == 1
     fresh = [s["__key__"] for epoch in epochs for batch in epoch for s in batch if not s["__pad__"]]
     assert Counter(fresh) == Counter(list(shard_set.digests))
+
+
+def test_waiting_times_of_every_batch_reach_the_daemon(shard_set: ShardSet, cache_dir: Path) -> None:
+    loader = open_loader(open_dataset(shard_set, cache_dir), num_workers=1)
+    num_batches = sum(1 for _ in loader)
+
+    def account() -> Any:
+        return read_status(TransportOptions(cache_dir=cache_dir))["account"]
+
+    wait_until(lambda: account()["samples"] == len(shard_set.digests))
+    assert sum(account()["batch_wait_s"]["counts"]) == num_batches
