@@ -6,6 +6,7 @@ import argparse
 import datetime
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from importlib import import_module
@@ -27,6 +28,7 @@ SCENARIOS = {"position": "benchmarks.scenarios.position", "two-epochs": "benchma
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 0 if all contestants delivered what they should, 1 if one failed, 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _leave)
     scenario: Scenario = import_module(SCENARIOS[options.scenario]).SCENARIO
     chosen = [label for label in scenario.labels if not options.only or any(part in label for part in options.only)]
     if not chosen:
@@ -87,6 +89,11 @@ def _parser() -> argparse.ArgumentParser:
         "--noisy-retries", type=int, default=2, help="repeats of a run that others disturbed (default 2)"
     )
     return parser
+
+
+def _leave(number: int, _frame: object) -> None:
+    # As an exception, so that servers and contestants are ended and scratch files removed on the way out.
+    sys.exit(128 + number)
 
 
 def _say(text: str) -> None:

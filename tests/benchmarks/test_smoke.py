@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,35 @@ def test_small_run_of_what_a_position_costs(tmp_path):
     [data] = (tmp_path / "reports").glob("position-small_smoke_*.json")
     [measured] = json.loads(data.read_text())["rounds"]
     assert len(measured) == 2
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "--small", "--work", str(tmp_path), "--output", str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        # The first line says that the store starts, the second that the first contestant has run.
+        assert "preparing" in process.stdout.readline()
+        assert "engine" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.communicate()
+    assert list(tmp_path.iterdir()) == []
+    assert [pid for pid in processes_with(str(tmp_path)) if pid != os.getpid()] == []
+
+
+def processes_with(text: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_only_that_matches_nothing_names_the_contestants(tmp_path):
