@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cacheloader.errors import ProtocolError
+from cacheloader.errors import CacheloaderError, ProtocolError
 from cacheloader.protocol import messages
 
 _encoder = msgspec.msgpack.Encoder()
@@ -14,6 +14,28 @@ _specs = msgspec.msgpack.Decoder(messages.DatasetSpec)
 
 MAX_SPEC_BYTES = 64 * 2**20
 """A data set named by a list of a million URLs fits; what is larger is an attack or a mistake."""
+
+
+MAX_FAILURE_CHARACTERS = 8000
+"""Keeps a failure (at most 4 bytes a character, and its URI as much again) below the limit of one message."""
+
+
+def failed(request_id: int, error: CacheloaderError) -> messages.Failed:
+    """``error`` as an answer to ``request_id`` (0: the connection itself is at fault)."""
+    return messages.Failed(
+        id=request_id,
+        kind=type(error).__name__,
+        message=sendable(error.message, MAX_FAILURE_CHARACTERS),
+        uri=sendable(error.uri, MAX_FAILURE_CHARACTERS // 4),
+    )
+
+
+def sendable(text: str, max_characters: int) -> str:
+    """``text``, cut to a length, with what UTF-8 cannot hold spelled out.
+
+    A file's name that is no UTF-8 arrives as lone surrogates, and an error that names it still has to arrive.
+    """
+    return text[:max_characters].encode("utf-8", "backslashreplace").decode("utf-8")[:max_characters]
 
 
 def encode(message: messages.Request | messages.Reply | messages.DatasetSpec) -> bytes:

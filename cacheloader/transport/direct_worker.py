@@ -164,8 +164,7 @@ class Conversation:
             self._fail(request_id, DaemonError(f"reading without a daemon failed: {type(error).__name__}: {error}"))
 
     def _fail(self, request_id: int, error: CacheloaderError) -> None:
-        kind = type(error).__name__
-        self._say(messages.Failed(id=request_id, kind=kind, message=error.message[:8000], uri=error.uri[:2000]))
+        self._say(frames.failed(request_id, error))
 
     def _say(self, reply: messages.Reply, fd: int | None = None) -> None:
         # A copy: the shard may be given back and dropped before the client reads this.

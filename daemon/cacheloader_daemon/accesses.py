@@ -44,9 +44,11 @@ def map_accesses(fd: int, num_accesses: int) -> Accesses:
     """
     if not 0 <= num_accesses <= MAX_ACCESSES:
         raise ProtocolError(f"a plan of {num_accesses} accesses; it may hold up to {MAX_ACCESSES}")
+    # Sealed: its writer can no longer change it behind the checks, nor shrink it, which would kill a reader. Asked
+    # before the size, which may else be another one by then.
+    is_sealed = fdpass.is_sealed(fd)
     size_bytes = os.fstat(fd).st_size
-    # Sealed: its writer can no longer change it behind the checks, nor shrink it, which would kill a reader.
-    if not fdpass.is_sealed(fd) or size_bytes != num_accesses * _BYTES_PER_ACCESS:
+    if not is_sealed or size_bytes != num_accesses * _BYTES_PER_ACCESS:
         raise ProtocolError(
             f"a plan of {num_accesses} accesses has to be a sealed memory file of "
             f"{num_accesses * _BYTES_PER_ACCESS} bytes; this one has {size_bytes}"

@@ -12,7 +12,7 @@ from cacheloader.origin.slots import Urgency
 from cacheloader.origin.transfer import transfer
 from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
 from cacheloader_daemon.prepare import DiskReadFailed
-from cacheloader_daemon.store import DiskTrouble
+from cacheloader_daemon.store import DiskTrouble, disk_trouble
 
 if TYPE_CHECKING:
     from cacheloader.origin.base import Bytes
@@ -153,13 +153,20 @@ class Fetcher:
 
         def open_blob() -> ShardLease:
             blob = self._store.lease(key)
+            try:
+                with disk_trouble("reading an index", key.hex()):
+                    index_head = os.pread(blob.index_fd, SAMPLE_COUNT_BYTES, 0)
+            except BaseException:
+                os.close(blob.data_fd)
+                os.close(blob.index_fd)
+                raise
             return ShardLease(
                 data_fd=blob.data_fd,
                 index_fd=blob.index_fd,
                 size_bytes=blob.size_bytes,
                 index_bytes=blob.index_bytes,
                 source=source,
-                index_head=os.pread(blob.index_fd, SAMPLE_COUNT_BYTES, 0),
+                index_head=index_head,
             )
 
         return await self._quick.take(open_blob, discard=ShardLease.close)

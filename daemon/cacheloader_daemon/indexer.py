@@ -16,6 +16,7 @@ import msgspec
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, CorruptShard, ProtocolError
 from cacheloader.keys import split_range
+from cacheloader.protocol.frames import MAX_FAILURE_CHARACTERS, sendable
 
 LOWEST_PRIORITY = 19
 """The training process and its collectives go first whenever they want a core."""
@@ -56,9 +57,6 @@ class PrepareFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     kind: str
     message: str
     uri: str
-
-
-MAX_MESSAGE_CHARACTERS = 8000
 
 
 def prepare(task: PrepareShard, fd: int) -> tuple[ShardPrepared, int]:
@@ -117,8 +115,8 @@ def serve(sock: socket.socket) -> None:
             # Memory and read errors are this shard's bad luck; anything else is a defect and ends the process.
             answer = PrepareFailed(
                 kind=type(error).__name__,
-                message=str(error)[:MAX_MESSAGE_CHARACTERS],
-                uri=getattr(error, "uri", "")[: MAX_MESSAGE_CHARACTERS // 4],
+                message=sendable(str(error), MAX_FAILURE_CHARACTERS),
+                uri=sendable(getattr(error, "uri", ""), MAX_FAILURE_CHARACTERS // 4),
             )
         finally:
             os.close(received.fd)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from cacheloader.errors import CacheloaderError, DaemonError, DatasetError, ProtocolError, QuotaTooSmall
+from cacheloader.errors import CacheloaderError, DaemonError, DatasetError, OriginDenied, ProtocolError, QuotaTooSmall
 from cacheloader_daemon.plan import effects, events
 from cacheloader_daemon.store import BlobLost, DiskTrouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
+    from cacheloader.origin.base import Origin
     from cacheloader_daemon.accesses import Accesses
     from cacheloader_daemon.account import Account
     from cacheloader_daemon.fetch import Fetcher
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     Deliver = Callable[["ShardLease | CacheloaderError"], None]
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 MAX_ATTEMPTS = 3
 """Times that one request may find its blob gone from the disk before it is served past it."""
@@ -62,6 +65,7 @@ class SessionRecord:
 class _Wait:
     session: int
     shard: int
+    key: bytes
     deliver: Deliver
     attempts: int = 0
 
@@ -91,14 +95,18 @@ class Runtime:
         self._group = tasks
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._events: deque[events.Event] = deque()
+        # ``None`` stands for the passing of time alone.
+        self._events: deque[events.Event | None] = deque()
         self._is_telling = False
         self._sessions: dict[int, _Session] = {}
         self._waits: dict[tuple[int, int], _Wait] = {}
+        # The same by shard: a fetch for those who wait is made with the credentials of one of them.
+        self._waits_of: defaultdict[bytes, dict[tuple[int, int], _Wait]] = defaultdict(dict)
         self._memory_waits: dict[bytes, list[_Wait]] = {}
         self._numbers = itertools.count(1)
         self._last_errors: dict[bytes, CacheloaderError] = {}
-        self._losses: Counter[bytes] = Counter()
+        # Blobs that one grant found gone, while others of them may still be on their way.
+        self._lost: set[bytes] = set()
         self._measured_s = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s: float | None = None
@@ -157,7 +165,9 @@ class Runtime:
         """The session's plan, waits and leases end."""
         del self._sessions[session]
         for name in [name for name in self._waits if name[0] == session]:
-            del self._waits[name]
+            self._take_wait(*name)
+        if not self._sessions:
+            self._lost.clear()
         self._tell(events.SessionClosed(session=session))
 
     def follow(self, session: int, accesses: Accesses, *, clock: int) -> None:
@@ -185,7 +195,8 @@ class Runtime:
 
     def demand(self, session: int, shard: int, deliver: Deliver) -> None:
         """Ask for a lease of a shard; ``deliver`` gets it, or an error, once, unless the session ends before."""
-        self._demand(_Wait(session=session, shard=shard, deliver=deliver))
+        key = self._sessions[session].dataset.shards[shard].key
+        self._demand(_Wait(session=session, shard=shard, key=key, deliver=deliver))
 
     async def acquire(self, session: int, shard: int) -> ShardLease:
         """As ``demand``, for a task of the daemon's own.
@@ -227,10 +238,20 @@ class Runtime:
 
     def _demand(self, wait: _Wait) -> None:
         request = next(self._numbers)
-        self._waits[wait.session, request] = wait
+        name = wait.session, request
+        self._waits[name] = self._waits_of[wait.key][name] = wait
         self._tell(events.Demanded(session=wait.session, request=request, shard=wait.shard))
 
-    def _tell(self, event: events.Event) -> None:
+    def _take_wait(self, session: int, request: int) -> _Wait | None:
+        wait = self._waits.pop((session, request), None)
+        if wait is not None:
+            others = self._waits_of[wait.key]
+            del others[session, request]
+            if not others:
+                del self._waits_of[wait.key]
+        return wait
+
+    def _tell(self, event: events.Event | None) -> None:
         # Carrying out an effect may close a connection, and that is an event of its own: it has to wait its turn.
         self._events.append(event)
         if self._is_telling:
@@ -238,7 +259,10 @@ class Runtime:
         self._is_telling = True
         try:
             while self._events:
-                self._carry_out_all(self._planner.handle(self._events.popleft(), self._loop.time()))
+                next_event = self._events.popleft()
+                now_s = self._loop.time()
+                planner = self._planner
+                self._carry_out_all(planner.wake(now_s) if next_event is None else planner.handle(next_event, now_s))
         finally:
             self._is_telling = False
         self._set_alarm()
@@ -254,41 +278,88 @@ class Runtime:
 
     def _wake(self) -> None:
         self._alarm = self._alarm_s = None
-        self._carry_out_all(self._planner.wake(self._loop.time()))
-        self._set_alarm()
+        self._tell(None)
 
     def _carry_out_all(self, wanted: Iterable[effects.Effect]) -> None:
         for effect in wanted:
             match effect:
                 case effects.Fetch():
-                    self.spawn(self._fetch(effect.key, self._source(effect.key), is_demand=effect.demand))
+                    self._lost.discard(effect.key)
+                    self.spawn(self._fetch(effect.key, is_demand=effect.demand))
                 case effects.Promote():
                     self._fetcher.promote(effect.key)
                 case effects.Evict():
                     self.spawn(self._evict(effect.key))
                 case effects.Grant():
-                    wait = self._waits.pop((effect.session, effect.request), None)
+                    wait = self._take_wait(effect.session, effect.request)
                     if wait is not None:
                         self._sessions[wait.session].counted[wait.shard] += 1
-                        self.spawn(self._grant(effect, wait, num_losses=self._losses[effect.key]))
+                        self.spawn(self._grant(effect, wait))
                 case effects.ServeFromMemory():
-                    wait = self._waits.pop((effect.session, effect.request), None)
+                    wait = self._take_wait(effect.session, effect.request)
                     if wait is not None:
-                        self._serve_from_memory(effect.key, wait)
+                        self._serve_from_memory(wait)
                 case effects.Refuse():
-                    wait = self._waits.pop((effect.session, effect.request), None)
+                    wait = self._take_wait(effect.session, effect.request)
                     if wait is not None:
-                        wait.deliver(self._refusal(effect.key, wait))
+                        _deliver(wait, self._refusal(effect.key, wait))
                 case _:
                     assert_never(effect)
 
-    def _source(self, key: bytes) -> ShardSource | None:
-        """How to bring a shard; ``None`` if the sessions that wanted it have just gone."""
-        for dataset in {session.dataset for session in self._sessions.values()}:
-            source = dataset.source(key)
+    def _sources(self, key: bytes, waiting: Iterable[_Wait]) -> Iterator[ShardSource]:
+        """Ways to bring a shard: with the credentials of those who wait for it, the longest first, then the newest."""
+        sessions = [self._sessions[wait.session] for wait in waiting if wait.session in self._sessions]
+        for session in itertools.chain(sessions, reversed(self._sessions.values())):
+            source = session.dataset.source(key)
             if source is not None:
-                return source
-        return None
+                yield source
+
+    async def _bring(
+        self,
+        key: bytes,
+        waiting: Callable[[], Iterable[_Wait]],
+        bring: Callable[[ShardSource], Awaitable[_T]],
+    ) -> tuple[ShardSource, _T]:
+        """What ``bring`` returns for the first source that is not denied, and that source.
+
+        Raises:
+            CacheloaderError: No source brought it.
+            DiskTrouble: As ``bring`` raises it.
+        """
+        denied: OriginDenied | None = None
+        tried: list[Origin] = []
+        while True:
+            # Looked up anew each time: sessions come and go meanwhile.
+            sources = self._sources(key, waiting())
+            source = next((source for source in sources if not any(source.origin is one for one in tried)), None)
+            if source is None:
+                raise denied or DaemonError("the sessions that wanted the shard have ended")
+            try:
+                return source, await bring(source)
+            except DiskTrouble as error:
+                log.warning("%s is not cached: %s", source.info.uri, error)
+                raise
+            except OriginDenied as error:
+                # Another session may have the rights, or the fresh credentials, that this one lacks.
+                self._note_failure(error, source)
+                tried.append(source.origin)
+                denied = denied or error
+            except CacheloaderError as error:
+                self._note_failure(error, source)
+                raise
+            except Exception as error:
+                # The outer edge of a task: whatever happened, those who wait for the shard have to hear of it.
+                log.exception("fetching %s met a defect", source.info.uri)
+                defect = DaemonError(
+                    f"{source.info.uri} met a defect of the daemon ({error!r}); its log has the traceback",
+                    uri=source.info.uri,
+                )
+                self.account.fetch_failures[type(defect).__name__] += 1
+                raise defect from error
+
+    def _note_failure(self, error: CacheloaderError, source: ShardSource) -> None:
+        log.warning("%s could not be fetched: %s", source.info.uri, error)
+        self.account.fetch_failures[type(error).__name__] += 1
 
     def _refusal(self, key: bytes, wait: _Wait) -> CacheloaderError:
         error = self._last_errors.get(key)
@@ -297,23 +368,29 @@ class Runtime:
         uri = self._sessions[wait.session].dataset.manifest.uri(wait.shard)
         return DaemonError(f"{uri} could not be fetched; the daemon's log says why", uri=uri)
 
-    async def _fetch(self, key: bytes, source: ShardSource | None, *, is_demand: bool) -> None:
-        event: events.Event = events.FetchFailed(key=key, disk=False)
+    async def _fetch(self, key: bytes, *, is_demand: bool) -> None:
+        event: events.Event
         started_s = self._loop.time()
-        if source is not None:
-            try:
-                used_bytes = await self._fetcher.into_store(source, is_demand=is_demand)
-            except DiskTrouble as error:
-                log.warning("%s is not cached: %s", source.info.uri, error)
-                self.account.disk_failed(self._loop.time())
-                event = events.FetchFailed(key=key, disk=True)
-            except Exception as error:  # noqa: BLE001
-                # The outer edge of a task: whatever happened, those who wait for the shard have to hear of it.
-                self._last_errors[key] = self._explained(error, source)
-            else:
-                self.account.shard_fetch_s.add(self._loop.time() - started_s)
-                self.account.remote_read_bytes["demand" if is_demand else "prefetch"] += source.info.size_bytes
-                event = events.FetchFinished(key=key, used_bytes=used_bytes)
+
+        def waiting() -> Iterable[_Wait]:
+            return list(self._waits_of.get(key, {}).values())
+
+        def into_store(source: ShardSource) -> Awaitable[int]:
+            # Somebody may have come to wait for it since it was ordered, or since the last try.
+            return self._fetcher.into_store(source, is_demand=is_demand or key in self._waits_of)
+
+        try:
+            source, used_bytes = await self._bring(key, waiting, into_store)
+        except DiskTrouble:
+            self.account.disk_failed(self._loop.time())
+            event = events.FetchFailed(key=key, disk=True)
+        except CacheloaderError as error:
+            self._last_errors[key] = error
+            event = events.FetchFailed(key=key, disk=False)
+        else:
+            self.account.shard_fetch_s.add(self._loop.time() - started_s)
+            self.account.remote_read_bytes["demand" if is_demand else "prefetch"] += source.info.size_bytes
+            event = events.FetchFinished(key=key, used_bytes=used_bytes)
         self._tell(event)
         self._last_errors.pop(key, None)
         self.measure_overhead()
@@ -341,20 +418,23 @@ class Runtime:
             self.account.disk_failed(self._loop.time())
         self._tell(events.Dropped(key=key))
 
-    async def _grant(self, effect: effects.Grant, wait: _Wait, *, num_losses: int) -> None:
-        key = effect.key
+    async def _grant(self, effect: effects.Grant, wait: _Wait) -> None:
         try:
-            lease = await self._fetcher.lease(key, source="nvme" if effect.hit else "origin")
+            lease = await self._fetcher.lease(effect.key, source="nvme" if effect.hit else "origin")
         except BlobLost:
-            if self._take_back(wait):
-                self._replace_lost(key, wait, num_losses)
+            self._replace_lost(wait)
         except DiskTrouble as error:
             self.account.disk_failed(self._loop.time())
-            log.warning("blob %s cannot be opened: %s", key.hex(), error)
+            log.warning("blob %s cannot be opened: %s", effect.key.hex(), error)
             if self._take_back(wait):
-                self._serve_from_memory(key, wait)
+                self._serve_from_memory(wait)
+        except Exception as error:
+            # The outer edge of a task: who waits has to hear of it.
+            log.exception("opening blob %s met a defect", effect.key.hex())
+            if self._take_back(wait):
+                _deliver(wait, DaemonError(f"the daemon met a defect ({error!r}); its log has the traceback"))
         else:
-            self._deliver(lease, wait, is_counted=True)
+            self._hand_out(lease, wait, is_counted=True)
 
     def _take_back(self, wait: _Wait) -> bool:
         """Undo a grant that cannot be honoured; whether its session is still there."""
@@ -365,48 +445,63 @@ class Runtime:
         self._tell(events.Released(session=wait.session, shard=wait.shard))
         return True
 
-    def _replace_lost(self, key: bytes, wait: _Wait, num_losses: int) -> None:
+    def _replace_lost(self, wait: _Wait) -> None:
         """The blob behind a grant is gone or damaged: ask anew."""
-        if self._losses[key] == num_losses:
-            # Others may find the same blob gone; it is dropped once.
-            self._losses[key] += 1
-            self._tell(events.Dropped(key=key))
+        if wait.session not in self._sessions:
+            return  # its lease ended with it, and the planner may have let the blob go since
+        # Told before the lease ends: a blob without leases that nobody knows to be gone may be chosen for eviction, and
+        # then its end would be told twice. Others may find the same blob gone; it is dropped once.
+        if wait.key not in self._lost:
+            self._lost.add(wait.key)
+            self._tell(events.Dropped(key=wait.key))
+        self._take_back(wait)
         wait.attempts += 1
         if wait.attempts < MAX_ATTEMPTS:
             self._demand(wait)
         else:
-            self._serve_from_memory(key, wait)
+            self._serve_from_memory(wait)
 
-    def _serve_from_memory(self, key: bytes, wait: _Wait) -> None:
-        waiting = self._memory_waits.get(key)
+    def _serve_from_memory(self, wait: _Wait) -> None:
+        waiting = self._memory_waits.get(wait.key)
         if waiting is not None:
             waiting.append(wait)
             return
-        self._memory_waits[key] = [wait]
-        self.spawn(self._fetch_into_memory(key, self._source(key)))
+        self._memory_waits[wait.key] = [wait]
+        self.spawn(self._fetch_into_memory(wait.key))
 
-    async def _fetch_into_memory(self, key: bytes, source: ShardSource | None) -> None:
+    async def _fetch_into_memory(self, key: bytes) -> None:
         lease: ShardLease | None = None
-        error: CacheloaderError = DaemonError("the session ended")
+        error: CacheloaderError = DaemonError("the daemon is leaving")
         try:
-            if source is not None:
-                lease = await self._fetcher.into_memory(source)
-                self.account.remote_read_bytes["bypass"] += source.info.size_bytes
-        except Exception as failure:  # noqa: BLE001
-            # The outer edge of a task, as in ``_fetch``.
-            assert source is not None
-            error = self._explained(failure, source)
+            source, lease = await self._bring(key, lambda: list(self._memory_waits[key]), self._fetcher.into_memory)
+            self.account.remote_read_bytes["bypass"] += source.info.size_bytes
+        except CacheloaderError as failure:
+            error = failure
+        except DiskTrouble as failure:
+            error = DaemonError(f"the shard could be brought neither to disk nor to memory: {failure}")
         finally:
             waiting = self._memory_waits.pop(key)
-        for wait in waiting:
+        try:
+            for wait in waiting:
+                if wait.session in self._sessions:
+                    self._share(lease, error, wait)
+        finally:
             if lease is not None:
-                self._deliver(lease.duplicate(), wait, is_counted=False)
-            elif wait.session in self._sessions:
-                wait.deliver(error)
-        if lease is not None:
-            lease.close()
+                lease.close()
 
-    def _deliver(self, lease: ShardLease, wait: _Wait, *, is_counted: bool) -> None:
+    def _share(self, lease: ShardLease | None, error: CacheloaderError, wait: _Wait) -> None:
+        """Answer one of those who wait for a shard in memory, whatever becomes of the others."""
+        if lease is None:
+            _deliver(wait, error)
+            return
+        try:
+            own = lease.duplicate()
+        except OSError as failure:
+            _deliver(wait, DaemonError(f"the daemon has no descriptor left for a shard ({failure}); raise its limit"))
+            return
+        self._hand_out(own, wait, is_counted=False)
+
+    def _hand_out(self, lease: ShardLease, wait: _Wait, *, is_counted: bool) -> None:
         state = self._sessions.get(wait.session)
         if state is None:
             lease.close()
@@ -417,21 +512,19 @@ class Runtime:
             lease.close()
             if is_counted:
                 self._take_back(wait)
-            wait.deliver(error)
+            _deliver(wait, error)
             return
         if not is_counted:
             state.uncounted[wait.shard] += 1
-        wait.deliver(lease)
+        _deliver(wait, lease)
 
-    def _explained(self, error: Exception, source: ShardSource) -> CacheloaderError:
-        if not isinstance(error, CacheloaderError):
-            log.error("fetching %s met a defect", source.info.uri, exc_info=error)
-            error = DaemonError(
-                f"{source.info.uri} met a defect of the daemon ({error!r}); its log has the traceback",
-                uri=source.info.uri,
-            )
-        self.account.fetch_failures[type(error).__name__] += 1
-        return error
+
+def _deliver(wait: _Wait, outcome: ShardLease | CacheloaderError) -> None:
+    """Answer one who waits; a defect met on the way is not the others'."""
+    try:
+        wait.deliver(outcome)
+    except Exception:
+        log.exception("an answer met a defect")
 
 
 async def _guarded(work: Coroutine[None, None, None]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cacheloader_daemon.server.connection import Connection, ConnectionLimits
 
 from cacheloader import fdpass
-from cacheloader.errors import ProtocolError
+from cacheloader.errors import OriginNotFound, ProtocolError
 from cacheloader.protocol import frames, messages
 from tests.support.waiting import until
 
@@ -255,3 +255,30 @@ def _send(sock: socket.socket, data: bytes) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+async def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
+    notes = Notes()
+    with connected(notes, stall_timeout_s=0.4) as (connection, theirs):
+        fdpass.send(theirs, HELLO)
+        await heard(theirs)
+        reply = messages.Failed(id=1, kind="DaemonError", message="x" * 20_000)
+        while connection.num_outgoing < 40:
+            connection.send(reply)
+        for _ in range(8):  # longer than the timeout in all; the pace of the client is what is tested
+            await asyncio.sleep(0.1)
+            for _ in range(4):  # the kernel tells of room once three quarters of its buffer are free
+                await heard(theirs)
+        assert not connection.is_closed
+
+
+async def test_an_error_that_names_a_file_whose_name_is_no_text_arrives() -> None:
+    notes = Notes()
+    with connected(notes) as (connection, theirs):
+        fdpass.send(theirs, HELLO)
+        await heard(theirs)
+        connection.send(frames.failed(7, OriginNotFound("file:///bad\udcff.tar is gone", uri="file:///bad\udcff.tar")))
+        reply = await heard(theirs)
+        assert isinstance(reply, messages.Failed)
+        assert reply.message == r"file:///bad\udcff.tar is gone"
+        assert reply.uri == r"file:///bad\udcff.tar"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -18,7 +21,15 @@ from cacheloader_daemon.runtime import Runtime
 from cacheloader_daemon.shards import Dataset
 from cacheloader_daemon.store import BlobLost, DiskTrouble
 
-from cacheloader.errors import CacheloaderError, DaemonError, DatasetError, OriginNotFound, ProtocolError, QuotaTooSmall
+from cacheloader.errors import (
+    CacheloaderError,
+    DaemonError,
+    DatasetError,
+    OriginDenied,
+    OriginNotFound,
+    ProtocolError,
+    QuotaTooSmall,
+)
 from cacheloader.manifest.record import Manifest, ShardInfo
 from tests.support.scripted_fetcher import ScriptedFetcher, memory_lease, open_fds
 from tests.support.waiting import until
@@ -57,12 +68,12 @@ class Stage:
         return self.outcomes[number]
 
 
-def dataset(num_shards: int = 6) -> Dataset:
+def dataset(num_shards: int = 6, *, origin: object = None) -> Dataset:
     rows = [
         ShardInfo(uri=f"s3://b/{n}.tar", size_bytes=SHARD_BYTES, version="1", num_samples=10) for n in range(num_shards)
     ]
     manifest = Manifest.build(rows, format="webdataset", origin_id="s3://b")
-    return Dataset(manifest, cast("Origin", None), reserve_bytes=lambda size_bytes: size_bytes)
+    return Dataset(manifest, cast("Origin", origin), reserve_bytes=lambda size_bytes: size_bytes)
 
 
 @asynccontextmanager
@@ -143,6 +154,104 @@ async def test_a_defect_in_a_fetch_is_told_and_not_waited_for(caplog: pytest.Log
         assert "s3://b/1.tar" in error.message
         assert "ZeroDivisionError" in error.message
     assert "Traceback" in caplog.text
+
+
+async def test_a_fetch_uses_the_rights_of_who_waits_for_it_and_those_of_others_only_where_they_are_denied(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. One of three waits and its fetch is denied. 2. Another comes to wait. 3. The third has newer credentials."""
+    async with staged() as stage:
+        datasets = [dataset(origin=name) for name in ("first", "second", "third")]
+        sessions = [stage.runtime.open_session(one) for one in datasets]
+        for attempt in range(2):
+            stage.runtime.demand(sessions[0], 1, stage.outcomes.append)
+            await until(lambda: ("demand", stage.key(1)) in stage.fetcher.calls)
+            stage.runtime.demand(sessions[1], 1, stage.outcomes.append)
+            stage.fetcher.end("demand", stage.key(1), OriginDenied("first is denied"))
+            await until(lambda: ("demand", stage.key(1)) in stage.fetcher.calls)
+            assert stage.fetcher.origins == ["first", "second"]
+            stage.fetcher.end("demand", stage.key(1), OriginDenied("second is denied"))
+            await until(lambda: ("demand", stage.key(1)) in stage.fetcher.calls)
+            assert stage.fetcher.origins == ["first", "second", "third"]
+            stage.fetcher.origins.clear()
+            if attempt == 0:
+                stage.fetcher.end("demand", stage.key(1), OriginDenied("third is denied"))
+                await stage.delivered(1)
+                assert [str(outcome) for outcome in stage.outcomes] == ["first is denied"] * 2
+        await stage.ended("demand", 1, SHARD_BYTES)
+        await until(lambda: ("lease 1", stage.key(1)) in stage.fetcher.calls)
+        await stage.ended("lease 1", 1, memory_lease())
+        await stage.ended("lease", 1, memory_lease())
+        assert isinstance(await stage.delivered(3), ShardLease)
+        assert "s3://b/1.tar could not be fetched: second is denied" in caplog.text
+
+
+async def test_a_prefetch_uses_the_newest_credentials() -> None:
+    async with staged() as stage:
+        sessions = [stage.runtime.open_session(dataset(origin=name)) for name in ("expired", "fresh")]
+        first = np.zeros(1, dtype=np.int64)
+        accesses = Accesses(first_clock=first, stop_clock=first + 10, shard=np.array([2], dtype=np.int32))
+        stage.runtime.follow(sessions[0], accesses, clock=0)
+        await stage.ended("prefetch", 2, SHARD_BYTES)
+        assert stage.fetcher.origins == ["fresh"]
+
+
+async def test_a_defect_in_opening_a_blob_is_told_and_not_waited_for() -> None:
+    async with staged() as stage:
+        stage.runtime.demand(stage.runtime.open_session(stage.dataset), 1, stage.outcomes.append)
+        await stage.ended("demand", 1, SHARD_BYTES)
+        await stage.ended("lease", 1, ZeroDivisionError("a defect"))
+        error = await stage.delivered(0)
+        assert isinstance(error, DaemonError)
+        assert "ZeroDivisionError" in error.message
+        assert stage.planner.statistics().leased_shards == 0
+
+
+async def test_an_answer_that_meets_a_defect_costs_the_others_nothing() -> None:
+    async with staged() as stage:
+
+        def broken(outcome: object) -> None:
+            raise ZeroDivisionError("a defect")
+
+        for deliver in (broken, stage.outcomes.append):
+            stage.runtime.demand(stage.runtime.open_session(stage.dataset), 1, deliver)
+        await stage.ended("demand", 1, OriginNotFound("s3://b/1.tar does not exist"))
+        assert isinstance(await stage.delivered(0), OriginNotFound)
+        for deliver in (broken, stage.outcomes.append):
+            stage.runtime.demand(stage.runtime.open_session(stage.dataset), 2, deliver)
+        await stage.ended("demand", 2, DiskTrouble(28, "no space", "blobs"))
+        await stage.ended("memory", 2, OriginNotFound("s3://b/2.tar does not exist"))
+        assert isinstance(await stage.delivered(1), OriginNotFound)
+
+
+async def test_who_gets_no_descriptor_of_a_shard_in_memory_is_told() -> None:
+    async with staged() as stage:
+        for _ in range(2):
+            stage.runtime.demand(stage.runtime.open_session(stage.dataset), 1, stage.outcomes.append)
+        await stage.ended("demand", 1, DiskTrouble(28, "no space", "blobs"))
+        await until(lambda: ("memory", stage.key(1)) in stage.fetcher.calls)
+        lease = memory_lease(source="memory")
+        os.close(lease.index_fd)
+        # A socket cannot be opened anew through /proc.
+        sock = socket.socket()
+        stage.fetcher.end("memory", stage.key(1), dataclasses.replace(lease, index_fd=sock.detach()))
+        assert "no descriptor left" in str(await stage.delivered(1))
+        assert len(stage.outcomes) == 2
+
+
+async def test_a_lost_blob_is_not_evicted_too() -> None:
+    """1. The cache is full of one blob, which is granted. 2. Another shard waits for its space. 3. The blob is lost."""
+    async with staged(shards_that_fit=1) as stage:
+        first, second = (stage.runtime.open_session(stage.dataset) for _ in range(2))
+        stage.runtime.demand(first, 0, stage.outcomes.append)
+        await stage.ended("demand", 0, SHARD_BYTES)
+        stage.runtime.demand(second, 1, stage.outcomes.append)
+        await stage.ended("lease", 0, BlobLost(stage.key(0)))
+        await stage.ended("demand", 1, SHARD_BYTES)
+        await until(lambda: ("lease", stage.key(1)) in stage.fetcher.calls)
+        assert stage.fetcher.log.count(("evict", stage.key(0))) == 0
+        assert stage.planner.statistics().lost_blobs == 1
+        assert stage.planner.statistics().evictions == 0
 
 
 async def test_a_sick_disk_is_passed_by_one_memory_fetch_for_all_who_wait() -> None:

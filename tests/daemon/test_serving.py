@@ -479,6 +479,37 @@ def test_a_failed_opening_may_be_tried_again(long_lived: NodeDaemon, shards: Sha
         assert len(client.open_dataset([shards.folder])) == 8
 
 
+def test_clients_that_leave_right_after_naming_a_data_set_leave_no_descriptor(daemon: NodeDaemon) -> None:
+    with daemon.connect() as client, pytest.raises(OriginNotFound):
+        client.open_dataset(["/nonexistent/"])  # whatever the first opening keeps open is open now
+    before = daemon.num_fds
+    fd = fdpass.sealed_memory_file("spec", frames.encode(messages.DatasetSpec(urls=["/nonexistent/"])))
+    for _ in range(50):
+        with daemon.connect() as client:
+            client.say(messages.OpenDataset(id=1), fd)
+    os.close(fd)
+    wait_until(lambda: daemon.num_fds <= before)
+
+
+def test_a_name_that_is_no_text_is_told_and_not_waited_for(daemon: NodeDaemon, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Path(os.fsdecode(os.fsencode(folder) + b"/bad\xff.tar.gz")).write_bytes(b"x")
+    with daemon.connect() as client, pytest.raises(ConfigError, match=r"bad\\udcff"):
+        client.open_dataset([f"{folder}/"])
+
+
+def test_a_kept_manifest_that_cannot_be_opened_is_made_anew(daemon: NodeDaemon, shards: ShardSet) -> None:
+    with daemon.connect() as client:
+        digest = client.open_dataset([shards.folder]).digest
+    manifest = daemon.directory / "manifests" / digest
+    manifest.unlink()
+    manifest.symlink_to(shards.paths[0])  # opened without following links: ELOOP
+    with daemon.connect() as client:
+        assert client.open_dataset([shards.folder], digest=digest).digest == digest
+    assert "defect" not in daemon.log
+
+
 def test_requests_before_a_data_set_is_open_are_refused(long_lived: NodeDaemon) -> None:
     with long_lived.connect() as client:
         with pytest.raises(ProtocolError, match="Acquire came before a data set was opened"):

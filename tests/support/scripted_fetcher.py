@@ -21,6 +21,7 @@ class ScriptedFetcher:
         self.calls: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
         self.log: list[tuple[str, bytes]] = []
         self.promoted: list[bytes] = []
+        self.origins: list[object] = []
 
     def end(self, name: str, key: bytes, outcome: object) -> None:
         """Let the call return ``outcome``, or raise it if it is an exception."""
@@ -34,6 +35,7 @@ class ScriptedFetcher:
         self.promoted.append(key)
 
     async def into_store(self, source: ShardSource, *, is_demand: bool) -> int:
+        self.origins.append(source.origin)
         return await self._call("demand" if is_demand else "prefetch", source.key)
 
     async def into_memory(self, source: ShardSource) -> ShardLease:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, DaemonError, ProtocolError
 from cacheloader.protocol import frames
-from cacheloader.protocol.messages import Failed, Hello, Welcome
+from cacheloader.protocol.messages import Hello, Welcome
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,9 +30,6 @@ log = logging.getLogger(__name__)
 MESSAGES_PER_TURN = 32
 """Messages read before other connections get the loop; a flood then costs its neighbours one such burst."""
 
-MAX_FAILURE_CHARACTERS = 8000
-"""Keeps a failure (at most 4 bytes a character, and its URI as much again) below the limit of one message."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
@@ -40,7 +37,8 @@ class ConnectionLimits:
 
     Attributes:
         hello_timeout_s: Time to say ``Hello``.
-        stall_timeout_s: Time during which a client may leave its answers unread.
+        stall_timeout_s: Time during which a client may leave its answers unread; it starts again with each that it
+            reads.
         linger_s: Time that a client at fault has to read why its connection is closed.
         max_outgoing: Queued messages above which nothing more is read from the client.
     """
@@ -65,16 +63,6 @@ class Handler(Protocol):
     def disconnected(self) -> None:
         """The connection is gone; called once."""
         ...
-
-
-def failure(request_id: int, error: CacheloaderError) -> Failed:
-    """``error`` as an answer to ``request_id`` (0: the connection itself is at fault)."""
-    return Failed(
-        id=request_id,
-        kind=type(error).__name__,
-        message=error.message[:MAX_FAILURE_CHARACTERS],
-        uri=error.uri[: MAX_FAILURE_CHARACTERS // 4],
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +148,7 @@ class Connection:
         log.info("closing a connection: %s", error.message)
         self._ending = True
         self._arm(self._limits.linger_s, self.close)
-        self._outgoing.append(_Outgoing(data=frames.encode(failure(0, error)), fd=None))
+        self._outgoing.append(_Outgoing(data=frames.encode(frames.failed(0, error)), fd=None))
         if not self._writing:
             self._flush()
 
@@ -272,12 +260,16 @@ class Connection:
         self.send(self._welcome(version))
 
     def _flush(self) -> None:
+        num_before = len(self._outgoing)
         while self._outgoing:
             outgoing = self._outgoing[0]
             try:
                 fdpass.send(self._sock, outgoing.data, outgoing.fd)
             except BlockingIOError:
                 self._set_writing(wanted=True)
+                if len(self._outgoing) < num_before and not self._ending:
+                    # The client reads, if slowly.
+                    self._arm(self._limits.stall_timeout_s, self._stalled)
                 self._set_reading()
                 return
             except OSError as error:

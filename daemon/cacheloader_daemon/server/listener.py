@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, CacheUnusable, DaemonUnavailable, ProtocolError
 from cacheloader.protocol import frames
-from cacheloader_daemon.server.connection import failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -237,7 +236,7 @@ def _turn_away(sock: socket.socket, refusal: CacheloaderError) -> None:
             # The Hello is read first: closing with an unread message would reset the connection, and the reset would
             # reach the client ahead of the reason.
             _drop_one(sock)
-            fdpass.send(sock, frames.encode(failure(0, refusal)))
+            fdpass.send(sock, frames.encode(frames.failed(0, refusal)))
         except OSError as error:
             log.info("a client that was turned away did not listen: %s", error)
 

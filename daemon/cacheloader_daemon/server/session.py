@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, assert_never
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, ConfigError, DaemonError, ProtocolError
 from cacheloader.protocol import messages
-from cacheloader.protocol.frames import MAX_SPEC_BYTES
+from cacheloader.protocol.frames import MAX_SPEC_BYTES, failed
 from cacheloader_daemon.accesses import map_accesses
-from cacheloader_daemon.server.connection import failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -113,7 +112,7 @@ class Session:
                 f"{self._max_requests} requests of this connection wait for an answer already (max_requests); "
                 "wait for replies before asking for more"
             )
-            self._connection.send(failure(request_id, error))
+            self._connection.send(failed(request_id, error))
             return False
         self._open_requests.add(request_id)
         return True
@@ -152,7 +151,7 @@ class Session:
         self._connection.send(reply, fd)
 
     def _fail(self, request_id: int, error: CacheloaderError) -> None:
-        self._finish(request_id, failure(request_id, error))
+        self._finish(request_id, failed(request_id, error))
 
     def _opened(self, what: str) -> Dataset:
         if self._dataset is None:
@@ -160,32 +159,38 @@ class Session:
         return self._dataset
 
     def _open(self, request: messages.OpenDataset, fd: int) -> None:
-        if self._opening or self._dataset is not None:
-            _close(fd)
-            raise ProtocolError("one connection reads one data set; open another connection for another data set")
+        try:
+            if self._opening or self._dataset is not None:
+                raise ProtocolError("one connection reads one data set; open another connection for another data set")
+            block = _map_sealed(fd)
+        finally:
+            # At once and not in the task, which a client that leaves may cancel before it begins.
+            os.close(fd)
         self._opening = True
-        self._spawn(self._resolve(request, fd))
+        self._spawn(self._resolve(request, block))
 
-    async def _resolve(self, request: messages.OpenDataset, fd: int) -> None:
+    async def _resolve(self, request: messages.OpenDataset, block: mmap.mmap) -> None:
         def progress(stage: str, done: int, total: int) -> None:
             # Nobody needs an old number: where the client does not read, progress is not queued.
             if self._connection.num_outgoing == 0:
                 self._connection.send(messages.Progress(id=request.id, stage=stage, done=done, total=total))
 
         try:
-            try:
-                spec = await asyncio.to_thread(_read_sealed, fd)
-            finally:
-                os.close(fd)
+            spec = await asyncio.to_thread(lambda: block[:])
             dataset = await self._datasets.open(
                 spec, digest=request.digest, environment_counts=self._environment_counts, progress=progress
             )
             manifest_fd = await self._datasets.manifest_fd(dataset)
         except CacheloaderError as error:
-            self._opening = False
             self._fail(request.id, error)
             return
-        self._opening = False
+        except Exception as error:
+            # The outer edge of a task: the client has to hear of it.
+            log.exception("opening a data set met a defect")
+            self._fail(request.id, DaemonError(f"the daemon met a defect ({error!r}); its log has the traceback"))
+            return
+        finally:
+            self._opening = False
         self._session = self._runtime.open_session(dataset)
         self._dataset = dataset
         ready = messages.DatasetReady(id=request.id, digest=dataset.manifest.digest)
@@ -233,13 +238,14 @@ class Session:
         task.add_done_callback(self._tasks.discard)
 
 
-def _read_sealed(fd: int) -> bytes:
-    """All of a sealed memory file, which its writer can no longer change or shrink under us."""
+def _map_sealed(fd: int) -> mmap.mmap:
+    """A sealed memory file, which its writer can no longer change or shrink under us; ``fd`` may be closed."""
+    # Sealed first: a size that is looked at before that may be another one by now.
+    is_sealed = fdpass.is_sealed(fd)
     size_bytes = os.fstat(fd).st_size
-    if not fdpass.is_sealed(fd) or not 0 < size_bytes <= MAX_SPEC_BYTES:
+    if not is_sealed or not 0 < size_bytes <= MAX_SPEC_BYTES:
         raise ProtocolError(f"a data set's description has to be a sealed memory file of 1 to {MAX_SPEC_BYTES} bytes")
-    with mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ) as mapped:
-        return mapped[:]
+    return mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ)
 
 
 def _close(fd: int | None) -> None:

@@ -4,7 +4,7 @@ from cacheloader_daemon.store.incoming import Incoming
 from cacheloader_daemon.store.records import LeasedFiles, Resident, StoreStatistics
 from cacheloader_daemon.store.space import reserve_bytes
 from cacheloader_daemon.store.store import Store
-from cacheloader_daemon.store.trouble import BlobLost, DiskTrouble
+from cacheloader_daemon.store.trouble import BlobLost, DiskTrouble, disk_trouble
 
 __all__ = [
     "BlobLost",
@@ -14,5 +14,6 @@ __all__ = [
     "Resident",
     "Store",
     "StoreStatistics",
+    "disk_trouble",
     "reserve_bytes",
 ]

@@ -59,14 +59,18 @@ class ManifestFiles:
             self._trim()
 
     def open(self, digest: str) -> int | None:
-        """A fresh read-only descriptor, owned by the caller; ``None`` if the manifest is not there."""
+        """A fresh read-only descriptor, owned by the caller; ``None`` if the manifest is not there.
+
+        Raises:
+            DiskTrouble: It cannot be opened.
+        """
         if _DIGEST.fullmatch(digest) is None:
             return None
-        try:
-            fd = os.open(digest, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._folder_fd)
-        except FileNotFoundError:
-            return None
         with disk_trouble("opening a manifest", f"manifests/{digest}"):
+            try:
+                fd = os.open(digest, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._folder_fd)
+            except FileNotFoundError:
+                return None
             try:
                 # What is in use stays among the newest.
                 os.utime(fd)

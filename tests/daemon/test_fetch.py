@@ -1,0 +1,40 @@
+"""The fetcher and a disk that gives nothing back."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from cacheloader_daemon.disk import DiskThreads
+from cacheloader_daemon.fetch import Fetcher
+from cacheloader_daemon.store import DiskTrouble, LeasedFiles
+
+from tests.support.scripted_fetcher import open_fds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class UnreadableIndex:
+    """A store whose index can be opened, and fails when it is read, as a file on a broken disk does."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def lease(self, key: bytes) -> LeasedFiles:
+        # Reading a directory is refused with an errno, which is all that a broken sector would do.
+        data_fd, index_fd = (os.open(self._folder, os.O_RDONLY) for _ in range(2))
+        return LeasedFiles(data_fd=data_fd, index_fd=index_fd, size_bytes=10, index_bytes=8)
+
+
+async def test_an_index_that_cannot_be_read_is_trouble_of_the_disk_and_leaves_nothing_open(tmp_path: Path) -> None:
+    quick = DiskThreads(1, name="quick")
+    unused = cast("Any", None)
+    store = cast("Any", UnreadableIndex(tmp_path))
+    fetcher = Fetcher(store=store, preparers=unused, slots=unused, limits=unused, quick=quick, bulk=quick)
+    before = open_fds()
+    with pytest.raises(DiskTrouble, match="reading an index"):
+        await fetcher.lease(b"k" * 16, source="nvme")
+    assert open_fds() == before
+    quick.close()
