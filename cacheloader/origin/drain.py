@@ -2,9 +2,8 @@
 
 obstore hands each result to the event loop from a thread of its runtime, and that thread takes the interpreter lock
 once more to let go of what it held. Should the interpreter be ending by then, Python ends the thread in the middle of
-Rust code, and the process aborts (SIGABRT) after all its work was done: 4 of 60 prompt exits, as measured here. The
-runtime tells nobody when its threads are through, so we look: a thread that has not run for a while, although the lock
-was free, wants nothing.
+Rust code, and the process aborts (SIGABRT) now and then after all its work was done. The runtime tells nobody when its
+threads are through, so we look: a thread that has not run for a while, although the lock was free, wants nothing.
 """
 
 from __future__ import annotations
