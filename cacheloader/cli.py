@@ -16,7 +16,7 @@ from cacheloader.audit.folder import audit_folder
 from cacheloader.audit.report import lines
 from cacheloader.config import EMBEDDED, TransportOptions
 from cacheloader.errors import CacheloaderError, ConfigError
-from cacheloader.manifest.sidecar import sidecar_text
+from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
 from cacheloader.protocol.messages import DatasetSpec
 from cacheloader.quantity import format_size
 from cacheloader.transport.base import AccessPlan
@@ -62,11 +62,11 @@ def _index(options: argparse.Namespace) -> int:
     try:
         with _Bar() as bar:
             manifest = transport.open_dataset(_spec(options), progress=bar.show)
-        text = sidecar_text(manifest, directory=options.directory or _directory_of(manifest.uri(0)))
     finally:
         transport.close()
+    directory = options.directory or _directory_of(manifest.uri(0))
     if options.output:
-        options.output.write_text(text)
+        write_sidecar(manifest, options.output, directory=directory)
     if options.json:
         print(json.dumps(_described(manifest)))
     elif options.output:
@@ -75,7 +75,7 @@ def _index(options: argparse.Namespace) -> int:
             f"wrote {options.output}: store it beside the shards and no job has to count them again"
         )
     else:
-        print(text)
+        print(sidecar_text(manifest, directory=directory))
     return 0
 
 

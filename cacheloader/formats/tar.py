@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 512
-_WINDOW_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 20
 _MAX_EXTENDED_BYTES = 1 << 20
 """Longest name or PAX header believed; the longest path Linux knows is 4 KiB."""
 
@@ -62,8 +62,8 @@ class _Walk:
         self._data = data
         self._uri = uri
         self._size_bytes = data.size_bytes
-        self._window = b""
-        self._window_start = 0
+        self._buffer = b""
+        self._buffer_start = 0
         self._defaults: dict[bytes, bytes] = {}  # from global PAX headers
         self._pending: dict[bytes, bytes] = {}  # for the next member alone
         self._pending_at = -1
@@ -107,12 +107,12 @@ class _Walk:
             self._damaged(self._pending_at, "an extended header stands there and no member behind it")
 
     def _bytes(self, start: int, stop: int, what: str) -> bytes:
-        if stop - self._window_start > len(self._window):
+        if stop - self._buffer_start > len(self._buffer):
             if stop > self._size_bytes:
                 self._cut_off(what, start, stop)
-            self._window = self._data.read(start, min(max(stop, start + _WINDOW_BYTES), self._size_bytes))
-            self._window_start = start
-        return self._window[start - self._window_start : stop - self._window_start]
+            self._buffer = self._data.read(start, min(max(stop, start + _BUFFER_BYTES), self._size_bytes))
+            self._buffer_start = start
+        return self._buffer[start - self._buffer_start : stop - self._buffer_start]
 
     def _check(self, header: bytes, position: int) -> None:
         field = header[148:156]

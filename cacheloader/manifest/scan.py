@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from cacheloader.origin.base import ObjectInfo, Origin
 
 SHARDS_IN_FLIGHT = 16
-WINDOW_BYTES = 8 << 20
-"""A shard is read in steps of this size, so that a scan never holds more than a window of each shard in flight."""
+READ_BYTES = 8 << 20
+"""A shard is read in steps of this size, so that a scan never holds more than a step of each shard in flight."""
 
 
 class ScanCounter:
@@ -29,7 +29,7 @@ class ScanCounter:
         origin: The store; stays the caller's to close.
         shard_format: How to read them.
         shards_in_flight: Shards read at one time.
-        window_bytes: Bytes asked for at one time, for each shard in flight.
+        read_bytes: Bytes asked for at one time, for each shard in flight.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class ScanCounter:
         shard_format: ShardFormat,
         *,
         shards_in_flight: int = SHARDS_IN_FLIGHT,
-        window_bytes: int = WINDOW_BYTES,
+        read_bytes: int = READ_BYTES,
     ) -> None:
         self._origin = PatientOrigin(origin)
         self._format = shard_format
         self._shards_in_flight = shards_in_flight
-        self._window_bytes = window_bytes
+        self._read_bytes = read_bytes
 
     async def count(self, shards: Sequence[ObjectInfo], *, progress: Callable[[int, int], None]) -> list[int]:
         """Samples of each shard, in order.
@@ -61,11 +61,11 @@ class ScanCounter:
         threads = ThreadPoolExecutor(self._shards_in_flight, thread_name_prefix="cacheloader-scan")
 
         async def count_one(info: ObjectInfo) -> int:
-            window = _OriginWindow(self._origin, info, loop=loop, window_bytes=self._window_bytes)
+            source = _OriginSource(self._origin, info, loop=loop, read_bytes=self._read_bytes)
             try:
-                index = await loop.run_in_executor(threads, self._index, window, info.uri)
+                index = await loop.run_in_executor(threads, self._index, source, info.uri)
             finally:
-                window.abandon()
+                source.abandon()
             return index_samples(index)
 
         try:
@@ -78,22 +78,22 @@ class ScanCounter:
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _index(self, window: _OriginWindow, uri: str) -> bytes:
-        return self._format.build_index(window, uri=uri)
+    def _index(self, source: _OriginSource, uri: str) -> bytes:
+        return self._format.build_index(source, uri=uri)
 
 
-class _OriginWindow:
+class _OriginSource:
     """A shard in a store as a ``ByteSource`` for a thread, through a loop that runs in another one."""
 
     def __init__(
-        self, origin: PatientOrigin, info: ObjectInfo, *, loop: asyncio.AbstractEventLoop, window_bytes: int
+        self, origin: PatientOrigin, info: ObjectInfo, *, loop: asyncio.AbstractEventLoop, read_bytes: int
     ) -> None:
         self._origin = origin
         self._info = info
         self._loop = loop
-        self._window_bytes = window_bytes
-        self._window = b""
-        self._window_start = 0
+        self._read_bytes = read_bytes
+        self._step = b""
+        self._step_start = 0
         self._reading: Future[bytes] | None = None
         self._abandoned = False
 
@@ -102,11 +102,11 @@ class _OriginWindow:
         return self._info.size_bytes
 
     def read(self, start: int, stop: int) -> bytes:
-        if not self._window_start <= start <= stop <= self._window_start + len(self._window):
-            window_stop = min(max(stop, start + self._window_bytes), self._info.size_bytes)
-            self._window = self._ask(start, window_stop)
-            self._window_start = start
-        return self._window[start - self._window_start : stop - self._window_start]
+        if not self._step_start <= start <= stop <= self._step_start + len(self._step):
+            step_stop = min(max(stop, start + self._read_bytes), self._info.size_bytes)
+            self._step = self._ask(start, step_stop)
+            self._step_start = start
+        return self._step[start - self._step_start : stop - self._step_start]
 
     def abandon(self) -> None:
         """Make the thread that reads come to an end; called on the loop."""

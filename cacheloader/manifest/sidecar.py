@@ -95,13 +95,28 @@ def sidecar_text(manifest: Manifest, *, directory: str) -> str:
     return f'{{"wids_version": 1, "shardlist": [\n  {lines}\n]}}\n'
 
 
-def write_sidecar(manifest: Manifest, folder: Path) -> Path:
-    """Write ``shards.json`` into a local folder, whole or not at all, and return its path."""
-    path = folder / _NAMES[0]
+def write_sidecar(manifest: Manifest, path: Path, *, directory: str) -> None:
+    """Write the content of a ``shards.json`` to ``path``, whole or not at all.
+
+    Args:
+        manifest: The shards.
+        path: Where to write.
+        directory: See ``sidecar_text``.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = sidecar_text(manifest, directory=directory)
+    path = path.resolve()
+    if path.exists() and not path.is_file():  # such as /dev/stdout, which must not be replaced
+        path.write_text(text, encoding="utf-8")
+        return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(sidecar_text(manifest, directory=f"file://{folder.absolute()}/"), encoding="utf-8")
-    temporary.replace(path)
-    return path
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _directories(uris: Iterable[str]) -> list[str]:

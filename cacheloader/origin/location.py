@@ -26,12 +26,11 @@ def scheme_of(url: str) -> str:
     return _SYNONYMS.get(scheme, scheme)
 
 
-def canonical_url(url: str, *, working_directory: str = "/") -> str:
+def canonical_url(url: str) -> str:
     """``url`` as it appears in a manifest: the scheme's usual name, and `file:///…` for a path.
 
     Args:
-        url: URL or path. A trailing ``/`` stays.
-        working_directory: Absolute directory that a relative path starts from.
+        url: URL or absolute path. A trailing ``/`` stays.
 
     Raises:
         ConfigError: ``url`` is empty, names no store, or chains several protocols.
@@ -45,7 +44,7 @@ def canonical_url(url: str, *, working_directory: str = "/") -> str:
     if scheme == "file":
         if rest.startswith("~"):
             raise ConfigError(f"{url} starts with ~, which no daemon can expand; pass an absolute path")
-        path = f"{PurePosixPath(working_directory) / rest}"
+        path = f"{PurePosixPath('/') / rest}"
         return f"file://{path}{'/' if rest.endswith('/') and path != '/' else ''}"
     if not rest or (scheme in _HOSTED and rest.startswith("/")):
         raise ConfigError(f"{url} names no bucket or host; pass a URL such as {scheme}://bucket/train/")

@@ -60,7 +60,6 @@ class TransferSlots:
     Args:
         max_bytes: Bytes asked for and not yet written, over all requests. One larger request runs alone.
         max_requests: Requests in flight.
-        max_requests_per_host: Of these, to one host; 0 for no limit of its own.
         backoff: How long a host is left alone after a "slow down".
         random_unit: Gives random numbers in [0, 1).
     """
@@ -70,18 +69,15 @@ class TransferSlots:
         *,
         max_bytes: int = 256 * 2**20,
         max_requests: int = 32,
-        max_requests_per_host: int = 0,
         backoff: Backoff | None = None,
         random_unit: Callable[[], float] = random.random,
     ) -> None:
-        if max_bytes < 1 or max_requests < 1 or max_requests_per_host < 0:
+        if max_bytes < 1 or max_requests < 1:
             raise ConfigError(
-                f"max_bytes={max_bytes}, max_requests={max_requests}, max_requests_per_host={max_requests_per_host} "
-                "allow no transfer; bytes and requests must be 1 or more"
+                f"max_bytes={max_bytes}, max_requests={max_requests} allow no transfer; both must be 1 or more"
             )
         self._max_bytes = max_bytes
         self._max_requests = max_requests
-        self._most_per_host = max_requests_per_host or max_requests
         self._backoff = backoff or Backoff()
         self._random_unit = random_unit
         self._waiters: list[_Waiter] = []
@@ -137,12 +133,8 @@ class TransferSlots:
         """Say that ``host`` answered well to a request that started at ``started_s``."""
         self._paces[host] = self._pace(host).succeeded(started_s=started_s)
 
-    def pace(self, host: str) -> HostPace:
-        """The pace at which ``host`` is asked now."""
-        return self._pace(host)
-
     def _pace(self, host: str) -> HostPace:
-        return self._paces.get(host) or HostPace.open(self._most_per_host)
+        return self._paces.get(host) or HostPace.open(self._max_requests)
 
     def _give_back(self, waiter: _Waiter) -> None:
         self._bytes -= waiter.size_bytes

@@ -15,7 +15,6 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cacheloader.config import default_cache_dir
 from cacheloader.errors import CacheUnusable, DaemonError, DaemonUnavailable, DeadlineExceeded, from_wire
 from cacheloader.quantity import format_size
 from cacheloader.transport import process
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from cacheloader.config import TransportOptions
     from cacheloader.manifest.record import Manifest
     from cacheloader.protocol.messages import Welcome
-
-__all__ = ["PrivateDaemon", "default_cache_dir"]
 
 MODULE = "cacheloader_daemon"
 SOCKET_NAME = "daemon.sock"

@@ -12,7 +12,7 @@ import pytest
 from cacheloader.errors import CorruptShard
 from cacheloader.formats.base import ShardFormat, index_samples
 from cacheloader.formats.registry import FORMATS, named
-from cacheloader.formats.source import BufferSource
+from tests.support.buffers import BufferSource
 from tests.support.tars import packed
 
 URI = "mem://bucket/shard"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from cacheloader.config import TransportOptions
 from cacheloader.formats.webdataset import WebDatasetFormat
 from cacheloader.protocol.messages import DatasetSpec
-from cacheloader.transport.memory import MemoryTransport
 from cacheloader.transport.open import open_transport
+from tests.support.memory_transport import MemoryTransport
 from tests.support.parent_death import die_with_parent
 from tests.support.raw_client import RawClient
 from tests.support.waiting import wait_until

@@ -18,7 +18,7 @@ from cacheloader_daemon.prepare import Prepared, Preparers
 from cacheloader.errors import CorruptShard, DatasetError, DeadlineExceeded
 from cacheloader.formats import registry
 from cacheloader.formats.base import index_samples
-from cacheloader.formats.source import BufferSource
+from tests.support.buffers import BufferSource
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

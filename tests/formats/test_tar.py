@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheloader.errors import CorruptShard
-from cacheloader.formats.source import BufferSource
 from cacheloader.formats.tar import walk_members
+from tests.support.buffers import BufferSource
 from tests.support.tars import END, URI, header, packed, padded
 
 

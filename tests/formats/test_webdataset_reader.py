@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheloader.errors import DatasetError
-from cacheloader.formats.source import BufferSource, FileSource
+from cacheloader.formats.source import FileSource
 from cacheloader.formats.webdataset import WebDatasetFormat, WebDatasetReader
+from tests.support.buffers import BufferSource
 from tests.support.tars import URI, packed
 
 FORMAT = WebDatasetFormat()

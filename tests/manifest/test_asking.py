@@ -97,12 +97,14 @@ async def test_a_listing_may_take_long_as_long_as_it_moves():
     class SlowListing(MemoryOrigin):
         async def list(self, prefix: str):
             for i in range(3001):
-                if i % 1000 == 0:
-                    await asyncio.sleep(0.08)
+                if i % 500 == 0:
+                    await asyncio.sleep(0.3)
                 yield ObjectInfo(uri=f"{prefix}{i:04d}", size_bytes=0, version="")
 
-    patient = PatientOrigin(SlowListing({}), stranger=TransferLimits(timeout_floor_s=0.2))
+    patient = PatientOrigin(SlowListing({}), stranger=TransferLimits(timeout_floor_s=1.5))
+    begun_s = asyncio.get_running_loop().time()
     assert len(await everything(patient)) == 3001
+    assert asyncio.get_running_loop().time() - begun_s > 1.5, "longer than any silence may be"
 
 
 async def test_a_listing_that_stops_early_is_closed():

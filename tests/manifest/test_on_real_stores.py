@@ -11,13 +11,13 @@ import pytest
 from cacheloader.errors import ConfigError, EmptyDataset, OriginDenied, OriginError, OriginNotFound
 from cacheloader.formats.base import index_samples
 from cacheloader.formats.registry import named
-from cacheloader.formats.source import BufferSource
 from cacheloader.manifest.asking import PatientOrigin
 from cacheloader.manifest.resolve import resolve
 from cacheloader.manifest.scan import ScanCounter
 from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
 from cacheloader.origin.open import open_origin
 from cacheloader.protocol.messages import DatasetSpec
+from tests.support.buffers import BufferSource
 from tests.support.shard_sets import digest, write_shards
 
 FORMAT = named("webdataset")
@@ -93,7 +93,7 @@ async def test_counts_beside_the_shards_of_a_bucket_spare_reading_them(shard_set
 async def test_counts_written_into_a_folder_are_found_there(tmp_path):
     shards = write_shards(tmp_path, num_shards=2, samples_per_shard=3)
     manifest = await resolved(f"file://{tmp_path}/")
-    write_sidecar(manifest, shards.folder)
+    write_sidecar(manifest, shards.folder / "shards.json", directory=f"file://{tmp_path}/")
     assert (await resolved(f"file://{tmp_path}/")).digest == manifest.digest
 
 

@@ -30,7 +30,7 @@ async def infos(origin: MemoryOrigin):
 async def test_samples_are_counted_in_order_with_progress():
     origin = store(3, 0, 12, 1)
     steps: list[tuple[int, int]] = []
-    counter = ScanCounter(origin, FORMAT, window_bytes=4096)
+    counter = ScanCounter(origin, FORMAT, read_bytes=4096)
     assert await counter.count(await infos(origin), progress=lambda *step: steps.append(step)) == [3, 0, 12, 1]
     assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
@@ -52,7 +52,7 @@ async def test_a_shard_is_read_in_steps_and_never_as_a_whole():
         return await read_range(uri, byte_range, version=version)
 
     origin.read_range = watched
-    assert await ScanCounter(origin, FORMAT, window_bytes=1 << 20).count(
+    assert await ScanCounter(origin, FORMAT, read_bytes=1 << 20).count(
         await infos(origin), progress=lambda *_: None
     ) == [2000]
     assert max(sizes) <= 1 << 20

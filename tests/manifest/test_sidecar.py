@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 
 import pytest
@@ -172,8 +173,8 @@ def test_a_written_file_has_the_shape_of_wids_and_names_each_shard_once(tmp_path
         "file:///elsewhere/c.tar",
     ]
     rows = [ShardInfo(uri=uri, size_bytes=9, version="v", num_samples=3) for uri in uris]
-    path = write_sidecar(Manifest.build(rows, format="webdataset", origin_id="file://"), tmp_path)
-    assert path == tmp_path / "shards.json"
+    path = tmp_path / "shards.json"
+    write_sidecar(Manifest.build(rows, format="webdataset", origin_id="file://"), path, directory=f"file://{tmp_path}/")
     assert json.loads(path.read_text()) == {
         "wids_version": 1,
         "shardlist": [
@@ -181,6 +182,23 @@ def test_a_written_file_has_the_shape_of_wids_and_names_each_shard_once(tmp_path
         ],
     }
     assert [file.name for file in tmp_path.iterdir()] == ["shards.json"]
+
+
+def test_what_cannot_be_written_whole_leaves_the_old_file_and_a_pipe_stays_a_pipe(tmp_path):
+    shards = Manifest.build([], format="webdataset", origin_id="file://")
+    path, link = tmp_path / "shards.json", tmp_path / "link"
+    link.symlink_to(path)
+    write_sidecar(shards, link, directory="")
+    assert link.is_symlink()
+    assert json.loads(path.read_text())["shardlist"] == []
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_sidecar(shards, tmp_path / "pipe", directory="")
+    assert os.read(reader, 1000).startswith(b'{"wids_version"')
+    os.close(reader)
+    with pytest.raises(OSError, match="File name too long"):
+        write_sidecar(shards, tmp_path / ("x" * 255), directory="")
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "shards.json"]
 
 
 def test_a_count_that_proves_wrong_names_both_numbers_and_the_way_out():

@@ -29,8 +29,7 @@ def test_a_scheme_goes_by_its_usual_name(url: str, scheme: str):
     [
         ("/data/x.tar", "file:///data/x.tar"),
         ("/data/dir/", "file:///data/dir/"),
-        ("x.tar", "file:///work/x.tar"),
-        ("./x/../y.tar", "file:///work/x/../y.tar"),
+        ("/data/./x/../y.tar", "file:///data/x/../y.tar"),
         ("file:///data/x.tar", "file:///data/x.tar"),
         ("/", "file:///"),
         ("s3a://b/k", "s3://b/k"),
@@ -39,8 +38,8 @@ def test_a_scheme_goes_by_its_usual_name(url: str, scheme: str):
     ],
 )
 def test_a_canonical_url_names_the_same_object_in_one_way(url: str, canonical: str):
-    assert canonical_url(url, working_directory="/work") == canonical
-    assert canonical_url(canonical, working_directory="/elsewhere") == canonical
+    assert canonical_url(url) == canonical
+    assert canonical_url(canonical) == canonical
 
 
 @pytest.mark.parametrize("url", ["", "s3://", "s3:///key", "~/data", "simplecache::s3://b/k"])

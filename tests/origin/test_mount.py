@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -121,19 +122,17 @@ def test_a_hung_mount_does_not_keep_the_process_alive(tmp_path: Path):
 
 async def test_the_pool_starts_no_more_threads_than_it_may():
     pool = DaemonThreads(3, name="test")
-    running, most = 0, 0
+    together = threading.Barrier(3, timeout=30.0)  # passed only by three at a time
+    seen: set[int] = set()
 
     def work() -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.01)
-        running -= 1
+        seen.add(threading.get_ident())
+        together.wait()
 
     loop = asyncio.get_running_loop()
     await asyncio.gather(*(loop.run_in_executor(pool, work) for _ in range(30)))
-    assert most <= 3
-    assert pool._num_threads <= 3
+    assert len(seen) == 3
+    assert pool._num_threads == 3
     pool.shutdown()
 
 

@@ -171,14 +171,6 @@ async def test_a_throttled_host_gets_half_the_requests_and_earns_the_rest_back()
         assert waiting.started == list("abcdefgh")
 
 
-async def test_one_host_may_be_limited_below_the_whole():
-    async with line(TransferSlots(max_requests=4, max_requests_per_host=1)) as waiting:
-        await waiting.add("a", host="one")
-        await waiting.add("b", host="one")
-        await waiting.add("c", host="two")
-        assert waiting.started == ["a", "c"]
-
-
 async def test_under_random_load_the_budget_holds_and_everybody_gets_a_turn():
     chance = random.Random(11)
     slots = TransferSlots(max_bytes=100, max_requests=5, backoff=Backoff(first_s=0.001), random_unit=chance.random)
@@ -213,7 +205,7 @@ async def test_under_random_load_the_budget_holds_and_everybody_gets_a_turn():
     assert slots.statistics().requests == slots.statistics().size_bytes == slots.statistics().waiting == 0
 
 
-@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"max_requests": 0}, {"max_requests_per_host": -1}])
+@pytest.mark.parametrize("wrong", [{"max_bytes": 0}, {"max_requests": 0}])
 async def test_a_budget_of_nothing_is_refused(wrong: dict[str, int]):
     with pytest.raises(ConfigError, match="allow no transfer"):
         TransferSlots(**wrong)

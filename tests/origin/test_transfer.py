@@ -251,7 +251,7 @@ async def test_a_slow_down_slows_all_transfers_from_the_host(origin: Origin, inf
     sinks = await asyncio.gather(copy(origin, info, slots), copy(origin, info, slots))
     assert all(sink.body == BODY for sink in sinks)
     assert slots.statistics().throttled_total == 8
-    assert slots.pace(origin.origin_id).allowed < 8, "it has not yet earned back what it lost"
+    assert slots._pace(origin.origin_id).allowed < 8, "it has not yet earned back what it lost"
 
 
 async def test_an_object_of_no_bytes_writes_nothing_but_has_to_be_the_right_version(

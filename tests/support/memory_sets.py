@@ -10,7 +10,7 @@ import cacheloader.source
 from cacheloader.errors import StateMismatch
 from cacheloader.formats.webdataset import WebDatasetFormat
 from cacheloader.protocol.messages import DatasetSpec
-from cacheloader.transport.memory import MemoryTransport
+from tests.support.memory_transport import MemoryTransport
 from tests.support.tars import packed
 
 if TYPE_CHECKING:

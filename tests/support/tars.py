@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import webdataset.tariterators as peer
 
-from cacheloader.formats.source import BufferSource
 from cacheloader.formats.webdataset import WebDatasetFormat
+from tests.support.buffers import BufferSource
 
 URI = "mem://bucket/shard.tar"
 

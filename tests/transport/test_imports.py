@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 CLIENT = [
-    "base", "control", "daemon", "direct", "embedded", "endpoint", "inheritance", "lease", "leasing", "link", "memory",
+    "base", "control", "daemon", "direct", "embedded", "endpoint", "inheritance", "lease", "leasing", "link",
     "open", "opening", "process", "resilient", "statistics",
 ]  # fmt: skip
 HEAVY = {"torch", "obstore", "fsspec", "s3fs", "aiobotocore", "aiohttp", "aiofiles", "asyncio", "uvloop", "lmdb"}

@@ -124,12 +124,12 @@ def test_manifest_that_is_not_what_its_digest_says_is_refused(peer, session):
 def test_progress_is_reported_and_extends_the_wait(peer, options):
     def slowly(peer, sock, request):
         for done in range(8):
-            time.sleep(0.1)
+            time.sleep(0.4)
             peer.say(sock, messages.Progress(id=request.id, stage="counting", done=done, total=8))
         peer._answer(sock, request)
 
     peer.on[messages.OpenDataset] = slowly
-    session = open_transport(options(timeout_s=0.5))
+    session = open_transport(options(timeout_s=2.0))
     seen = []
     session.open_dataset(SPEC, progress=lambda *news: seen.append(news))
     assert seen == [("counting", done, 8) for done in range(8)]

@@ -1,4 +1,4 @@
-"""Shards that lie in memory: for tests and examples that need neither a daemon nor a store."""
+"""Shards that lie in memory: for tests that need neither a daemon nor a store."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class MemoryTransport:
         self._manifest = manifest
         return manifest
 
-    def follow(self, plan: AccessPlan) -> None:  # noqa: ARG002
+    def follow(self, plan: AccessPlan) -> None:
         """See ``Transport.follow``; everything is there already."""
         self._enter()
 
-    def advance(self, clock: int) -> None:  # noqa: ARG002
+    def advance(self, clock: int) -> None:
         """See ``Transport.advance``."""
         self._enter()
 
