@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cacheloader.config import TransportOptions
-from cacheloader.errors import CorruptShard, DaemonUnavailable, OriginNotFound
+from cacheloader.errors import ConfigError, CorruptShard, DaemonUnavailable, OriginNotFound
 from cacheloader.protocol.messages import DatasetSpec
 from cacheloader.transport import direct as direct_endpoint
 from cacheloader.transport import embedded
@@ -325,4 +325,14 @@ def test_wrong_data_is_refused_within_seconds(direct):
     started = time.monotonic()
     with pytest.raises(CorruptShard):
         direct.session().open_dataset(direct.spec("cut/"))
+    assert time.monotonic() - started < 10
+
+
+def test_name_that_is_no_text_is_refused_with_an_answer_and_not_with_silence(direct, tmp_path):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    (folder / os.fsdecode(b"bad\xff.tar.gz")).write_bytes(b"x")
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match="bad"):
+        direct.session().open_dataset(DatasetSpec(urls=[f"{folder}/"]))
     assert time.monotonic() - started < 10
