@@ -73,6 +73,21 @@ class _Opening:
                 listener(self.stage, self.done, self.total)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Access:
+    """A store as some credentials reach it.
+
+    Attributes:
+        origin: The store.
+        proven: Digests of the manifests that were found to be readable with these credentials.
+        openings: Data sets being resolved with it.
+    """
+
+    origin: Origin
+    openings: int = 0
+    proven: set[str] = field(default_factory=set)
+
+
 class Datasets:
     """Opens data sets.
 
@@ -93,7 +108,7 @@ class Datasets:
         self._disk = disk
         self._shards_in_flight = shards_in_flight
         self._loop = asyncio.get_running_loop()
-        self._origins: dict[str, Origin] = {}
+        self._accesses: dict[str, _Access] = {}
         self._openings: dict[str, _Opening] = {}
         self._recent: dict[str, Dataset] = {}
         self._known: WeakValueDictionary[tuple[str, int], Dataset] = WeakValueDictionary()
@@ -152,9 +167,9 @@ class Datasets:
 
     async def aclose(self) -> None:
         """Close all origins; calling it again does nothing."""
-        origins, self._origins = list(self._origins.values()), {}
-        for origin in origins:
-            await origin.aclose()
+        accesses, self._accesses = list(self._accesses.values()), {}
+        for access in accesses:
+            await access.origin.aclose()
 
     async def _settle(self, name: str, opening: _Opening, resolve: Callable[[], Awaitable[Dataset]]) -> None:
         """Resolve, and tell the outcome to all who wait, whatever it is."""
@@ -185,18 +200,26 @@ class Datasets:
             opening.repeat(now_s=self._loop.time())
 
     async def _resolve(self, opening: _Opening, block: bytes, digest: str, *, environment_counts: bool) -> Dataset:
-        # Imported late: a daemon is ready before anybody has named a data set.
-        from cacheloader.manifest.resolve import resolve
-        from cacheloader_daemon.counting import CacheCounter
-
         def tell(stage: str, done: int, total: int) -> None:
             opening.tell(stage, done, total, now_s=self._loop.time())
 
         spec = await asyncio.to_thread(frames.decode_spec, block)
-        origin = self._origin(spec, environment_counts=environment_counts)
+        access = self._access(spec, environment_counts=environment_counts)
+        access.openings += 1
+        try:
+            return await self._resolve_with(access, spec, digest, tell)
+        finally:
+            access.openings -= 1
+
+    async def _resolve_with(self, access: _Access, spec: DatasetSpec, digest: str, tell: Tell) -> Dataset:
+        # Imported late: a daemon is ready before anybody has named a data set.
+        from cacheloader.manifest.resolve import resolve
+        from cacheloader_daemon.counting import CacheCounter
+
+        origin = access.origin
         if digest:
             kept = await self._kept(digest)
-            if kept is not None and kept.origin_id == origin.origin_id:
+            if kept is not None and kept.origin_id == origin.origin_id and await self._may_read(access, kept):
                 return await self._dataset(kept, origin)
         counter = CacheCounter(
             origin,
@@ -214,12 +237,32 @@ class Datasets:
                 "shards back as they were, or start a new run",
                 uri=spec.urls[0],
             )
+        access.proven.add(manifest.digest)
         try:
             await self._disk.run(self._store.put_manifest, manifest.digest, manifest.to_bytes())
         except DiskTrouble as error:
             log.warning("manifest %s is not kept: %s", manifest.digest, error)
         self._runtime.measure_overhead()
         return await self._dataset(manifest, origin)
+
+    async def _may_read(self, access: _Access, manifest: Manifest) -> bool:
+        """Whether a manifest that others left behind may be used; to know its digest is no permission.
+
+        Raises:
+            OriginError: The store does not let this client, whose daemon is shared, see the first shard.
+        """
+        if self._rights is None or manifest.digest in access.proven:
+            return True
+        if not len(manifest):
+            return False
+        from cacheloader.manifest.asking import PatientOrigin
+
+        known = manifest.shard(0)
+        found = await PatientOrigin(access.origin).stat(known.uri)
+        if (found.size_bytes, found.version) != (known.size_bytes, known.version):
+            return False  # resolving it tells what has changed
+        access.proven.add(manifest.digest)
+        return True
 
     async def _kept(self, digest: str) -> Manifest | None:
         try:
@@ -242,7 +285,7 @@ class Datasets:
             dataset = self._known.setdefault(name, dataset)
         return dataset
 
-    def _origin(self, spec: DatasetSpec, *, environment_counts: bool) -> Origin:
+    def _access(self, spec: DatasetSpec, *, environment_counts: bool) -> _Access:
         from cacheloader.manifest.locate import store_of_all
         from cacheloader.origin.location import canonical_url
         from cacheloader.origin.open import open_origin
@@ -254,23 +297,22 @@ class Datasets:
         identity = json.dumps([store, spec.storage_options, environment], sort_keys=True, default=repr)
         # Options hold secrets; what names them must not.
         name = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
-        origin = self._origins.get(name)
-        if origin is None:
+        access = self._accesses.get(name)
+        if access is None:
             self._close_idle_origins()
-            origin = self._origins[name] = open_origin(
-                store, storage_options=spec.storage_options, environment=environment
-            )
-        return origin
+            origin = open_origin(store, storage_options=spec.storage_options, environment=environment)
+            access = self._accesses[name] = _Access(origin=origin)
+        return access
 
     def _close_idle_origins(self) -> None:
         """A daemon that lives for months meets many credentials."""
-        if len(self._origins) < MAX_ORIGINS or len(self._openings) > 1:
+        if len(self._accesses) < MAX_ORIGINS:
             return
         used = {id(dataset.origin) for dataset in self._known.values()}
-        for name, origin in list(self._origins.items()):
-            if id(origin) not in used:
-                del self._origins[name]
-                self._runtime.spawn(origin.aclose())
+        for name, access in list(self._accesses.items()):
+            if not access.openings and id(access.origin) not in used:
+                del self._accesses[name]
+                self._runtime.spawn(access.origin.aclose())
 
 
 def _close(fd: int | None) -> None:

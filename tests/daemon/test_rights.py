@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cacheloader_daemon.rights import ClientRights
 
-from cacheloader.errors import ConfigError
+from cacheloader.errors import ConfigError, OriginDenied
 from tests.support.node_daemon import NodeDaemon
+from tests.support.tars import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,3 +100,59 @@ def test_a_scheme_that_the_configuration_names_is_allowed(daemons: Callable[...,
     daemon.start()
     with daemon.connect() as client, pytest.raises(ConfigError, match="unknown protocol nosuchscheme"):
         client.open_dataset(["nosuchscheme://b/a.tar"])
+
+
+class Guarded(BaseHTTPRequestHandler):
+    """A web server with one shard, for those who have the token."""
+
+    protocol_version = "HTTP/1.1"
+    body = packed([(f"{number}.txt", b"private") for number in range(3)])
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        status, body = 200, self.body
+        if self.headers.get("Authorization") != "Bearer alice":
+            status, body = 403, b""
+        elif not self.path.endswith("a.tar"):
+            status, body = 404, b""
+        elif wanted := self.headers.get("Range"):
+            first, last = (int(text) for text in wanted.split("=")[1].split("-"))
+            status, body = 206, body[first : last + 1]
+        self.send_response(status)
+        self.send_header("ETag", '"v1"')
+        self.send_header("Content-Length", str(len(body)))
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.body)}")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def test_to_know_the_digest_of_a_manifest_is_no_permission(shared: NodeDaemon) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Guarded)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/a.tar"
+
+    def options(token: str) -> dict[str, object]:
+        return {"headers": {"Authorization": f"Bearer {token}"}}
+
+    try:
+        with shared.connect() as client:
+            digest = client.open_dataset([url], options=options("alice")).digest
+            client.acquire(0).close()
+        with shared.connect() as client, pytest.raises(OriginDenied):
+            client.open_dataset([url], options=options("mallory"), digest=digest)
+        # Who may read it needs no new listing, also with options that the daemon has not seen yet.
+        with shared.connect() as client:
+            assert client.open_dataset([url], options=options("alice") | {"ssl": False}, digest=digest).digest == digest
+    finally:
+        server.shutdown()
+        server.server_close()
