@@ -4,12 +4,13 @@ SEQPACKET keeps a message and its descriptor together, so there is no framing to
 ``socket.send_fds`` and ``recv_fds`` ignore their flags (cpython #107898), which would leave received descriptors
 inheritable; hence ``sendmsg`` and ``recvmsg`` here, with ``MSG_CMSG_CLOEXEC`` and a check of ``MSG_CTRUNC``.
 
-Source: unix(7), recvmsg(2), memfd_create(2).
+Source: unix(7), recvmsg(2), memfd_create(2), socket(7).
 """
 
 from __future__ import annotations
 
 import array
+import contextlib
 import fcntl
 import os
 import socket
@@ -27,6 +28,9 @@ MAX_MESSAGE_BYTES = 65536
 
 _FD_BYTES = array.array("i").itemsize
 _UCRED = struct.Struct("3i")
+_SO_PEERGROUPS = 59  # on x86, ARM and POWER; Python has no name for it
+_MAX_OPTION_BYTES = 1024
+"""What Python reads of a socket option at most: 256 groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +48,19 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerCredentials:
-    """Who was at the other end when the connection was made, as the kernel saw it."""
+    """Who was at the other end when the connection was made, as the kernel saw it.
+
+    Attributes:
+        pid: Process.
+        uid: User.
+        gid: Main group.
+        groups: All groups, the main one among them.
+    """
 
     pid: int
     uid: int
     gid: int
+    groups: frozenset[int]
 
 
 def send(sock: socket.socket, data: bytes, fd: int | None = None) -> None:
@@ -82,9 +94,13 @@ def receive(sock: socket.socket) -> Received:
 
 
 def peer_credentials(sock: socket.socket) -> PeerCredentials:
-    """Process, user and group of the peer (``SO_PEERCRED``)."""
+    """Process, user and groups of the peer (``SO_PEERCRED``, ``SO_PEERGROUPS``)."""
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return PeerCredentials(pid=pid, uid=uid, gid=gid)
+    groups = array.array("I")
+    # Refused by Linux before 4.13, and of a peer in more groups than Python can read: its main group alone counts then.
+    with contextlib.suppress(OSError):
+        groups.frombytes(sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_OPTION_BYTES))
+    return PeerCredentials(pid=pid, uid=uid, gid=gid, groups=frozenset({gid, *groups}))
 
 
 def sealed_memory_file(name: str, content: Buffer) -> int:

@@ -32,7 +32,7 @@ class DaemonConfig:
             a private daemon, never for a shared one.
         metrics_port: Loopback port of ``/metrics`` and ``/healthz``; 0 means none.
         allowed_uids: Users that may connect besides the daemon's own.
-        allowed_gids: Groups (main group of the peer) that may connect.
+        allowed_gids: Groups whose members may connect.
         allow_all_users: Whether everybody may connect who can open the socket.
         allow_local_paths: Whether clients of a shared daemon may name files of this node, which are read with the
             daemon's rights and not with theirs, among URLs and among storage options. A private daemon always may.

@@ -113,8 +113,10 @@ async def test_connections_above_the_limit_are_told_so_even_if_they_spoke_first(
         (Admission(uids=frozenset({0})), "user 65534 may not use this daemon"),
         (Admission(uids=frozenset({0, 65534})), "let in"),
         (Admission(uids=frozenset({0}), gids=frozenset({65533})), "let in"),
+        (Admission(uids=frozenset({0}), gids=frozenset({65531})), "let in"),
+        (Admission(uids=frozenset({0}), gids=frozenset({65530})), "user 65534 may not use this daemon"),
     ],
-    ids=["stranger", "by user", "by group"],
+    ids=["stranger", "by user", "by main group", "by another of its groups", "by a group of others"],
 )
 async def test_the_kernel_says_who_the_peer_is(tmp_path: Path, admission: Admission, expected: str) -> None:
     door = Door(tmp_path / "s", admission)
@@ -125,7 +127,7 @@ async def test_the_kernel_says_who_the_peer_is(tmp_path: Path, admission: Admiss
         """
         import os, socket, sys
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        os.setgid(65533); os.setuid(65534)
+        os.setgroups([65532, 65531]); os.setgid(65533); os.setuid(65534)
         sock.settimeout(5)
         sock.connect(sys.argv[1])
         print(sock.recv(65536))

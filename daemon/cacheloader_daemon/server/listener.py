@@ -45,7 +45,7 @@ class Admission:
 
     Attributes:
         uids: Users that may connect.
-        gids: Groups whose members (by their main group) may connect.
+        gids: Groups whose members may connect.
         anybody: Whether whoever can open the socket may connect: its mode and its directory then decide.
     """
 
@@ -55,7 +55,7 @@ class Admission:
 
     def admits(self, peer: fdpass.PeerCredentials) -> bool:
         """Whether ``peer`` may connect."""
-        return self.anybody or peer.uid in self.uids or peer.gid in self.gids
+        return self.anybody or peer.uid in self.uids or bool(peer.groups & self.gids)
 
 
 def bind(path: Path, *, mode: int) -> socket.socket:
