@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Self
 
 import uvloop
@@ -80,6 +81,10 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
     with DirectoryLock(config.cache_dir):
         quota_bytes = _quota_bytes(config)
         store = Store.open(config.cache_dir, quota_bytes=quota_bytes)
+        # Started when the daemon begins to leave. A thread and no timer of the loop: the loop may be what hangs, and it
+        # is gone when the store is closed.
+        last_resort = threading.Timer(DRAIN_TIMEOUT_S, _give_up)
+        last_resort.daemon = True
         try:
             overhead_bytes = store.overhead_bytes()
             if overhead_bytes >= quota_bytes:
@@ -88,9 +93,18 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
                     f"and manifests in {config.cache_dir} take {overhead_bytes} bytes; allow several shards more"
                 )
             with _Sockets(config) as sockets, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_Daemon(config, store, sockets, quota_bytes, overhead_bytes).run(is_ready))
+                daemon = _Daemon(
+                    config,
+                    store=store,
+                    sockets=sockets,
+                    quota_bytes=quota_bytes,
+                    overhead_bytes=overhead_bytes,
+                    last_resort=last_resort,
+                )
+                runner.run(daemon.run(is_ready))
         finally:
             store.close()
+            last_resort.cancel()
 
 
 def _client_rights(config: DaemonConfig) -> ClientRights | None:
@@ -149,8 +163,16 @@ class _Sockets:
 
 class _Daemon:
     def __init__(
-        self, config: DaemonConfig, store: Store, sockets: _Sockets, quota_bytes: int, overhead_bytes: int
+        self,
+        config: DaemonConfig,
+        *,
+        store: Store,
+        sockets: _Sockets,
+        quota_bytes: int,
+        overhead_bytes: int,
+        last_resort: threading.Timer,
     ) -> None:
+        self._last_resort = last_resort
         self._config = config
         self._store = store
         self._sockets = sockets
@@ -172,7 +194,6 @@ class _Daemon:
         metrics = MetricsServer(
             metrics=lambda: as_metrics(self._status()), is_ready=lambda: not self._stopping.is_set()
         )
-        last_resort: asyncio.TimerHandle | None = None
         datasets: Datasets | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -196,19 +217,22 @@ class _Daemon:
                 runtime.spawn(asyncio.to_thread(datasets.warm))
                 await self._stopping.wait()  # no deadline: this is the daemon's life
 
-                last_resort = loop.call_later(DRAIN_TIMEOUT_S, _give_up)
+                self._begin_to_leave()
                 notifier.stopping()
                 server.close("the daemon is leaving; connect again")
                 runtime.stop()
         finally:
+            self._begin_to_leave()
             await metrics.aclose()
             if datasets is not None:
                 await datasets.aclose()
             await preparers.aclose()
             quick.close()
             bulk.close()
-            if last_resort is not None:
-                last_resort.cancel()
+
+    def _begin_to_leave(self) -> None:
+        if self._last_resort.ident is None:
+            self._last_resort.start()
 
     def _build_runtime(self, tasks: asyncio.TaskGroup, quick: DiskThreads, bulk: DiskThreads) -> Runtime:
         config = self._config

@@ -147,7 +147,11 @@ class _Worker:
             sock.close()
         if process is not None:
             process.kill()
-            process.wait(STOP_TIMEOUT_S)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                # It sits in a system call of a broken disk; what the caller has to report matters more.
+                log.warning("index worker %d did not end within %g s of being killed", process.pid, STOP_TIMEOUT_S)
 
     def close(self) -> None:
         """End the process for good."""

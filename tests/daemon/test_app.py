@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -273,3 +274,45 @@ def test_sigterm_ends_it_cleanly_at_any_moment(daemons: Daemons, shards: ShardSe
         client.sock.close()
         assert "Traceback" not in daemon.log
         assert not daemon.partial_files
+
+
+def test_an_index_that_cannot_be_closed_does_not_hold_the_daemon(tmp_path: Path) -> None:
+    """1. The daemon is told to leave. 2. Closing its index hangs in the disk. 3. It ends all the same."""
+    program = textwrap.dedent(
+        """
+        import sys, threading
+        from cacheloader_daemon import app, cli
+        from cacheloader_daemon.store import Store
+        app.DRAIN_TIMEOUT_S = 0.5
+        Store.close = lambda self: threading.Event().wait()
+        sys.exit(cli.main(sys.argv[1:]))
+        """
+    )
+    news, ready = os.pipe()
+    with (tmp_path / "log").open("wb") as log:
+        daemon = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-c",
+                program,
+                "--private",
+                "--cache-dir",
+                tmp_path / "cache",
+                "--ready-fd",
+                str(ready),
+            ],
+            stderr=log,
+            pass_fds=[ready],
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon"},
+        )
+    os.close(ready)
+    try:
+        assert b"ready" in os.read(news, 1000)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(15) == 1
+    finally:
+        os.close(news)
+        daemon.kill()
+        daemon.wait(10)
+    assert "did not drain" in (tmp_path / "log").read_text()

@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import signal
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,26 @@ async def test_a_worker_that_does_not_answer_in_time_is_ended(
     with pytest.raises(DeadlineExceeded, match=r"s3://b/a\.tar .* was not indexed within"):
         await prepared(preparers, tar_of(3), tmp_path / "a")
     assert not is_running(pid)
+
+
+async def test_a_worker_that_outlives_its_end_does_not_hide_why_it_was_ended(
+    preparers: Preparers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await preparers.warm()
+    process = preparers._workers[0]._process
+    assert process is not None
+
+    def sits_in_a_system_call(timeout_s: float) -> int:
+        raise subprocess.TimeoutExpired("indexer", timeout_s)
+
+    process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(process, "wait", sits_in_a_system_call)
+    monkeypatch.setattr(prepare, "BASE_TIMEOUT_S", 0.1)
+    with pytest.raises(DeadlineExceeded, match="was not indexed within"):
+        await prepared(preparers, tar_of(3), tmp_path / "a")
+    assert "did not end within" in caplog.text
+    monkeypatch.undo()
+    assert process.wait(10) == -signal.SIGKILL
 
 
 async def test_a_cancelled_task_leaves_no_descriptor_and_no_stuck_worker(preparers: Preparers, tmp_path: Path) -> None:
