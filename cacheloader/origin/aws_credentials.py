@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiofiles.os import wrap
 
+from cacheloader import interpreter
 from cacheloader.errors import OriginDenied, OriginError
 from cacheloader.origin.failure import failure
 from cacheloader.origin.threads import DaemonThreads
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 7.0
 """A chain without an answer by then has none: a missing credential is reported within 10 s, retries included."""
 
+_CHAIN = "cacheloader.origin.aws_chain"
 _RENEW_BEFORE = timedelta(minutes=5)
 _WAY_OUT = (
     "give key and secret in storage_options, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE,"
@@ -76,7 +76,7 @@ class AwsChain:
     """
 
     def __init__(self, environment: Mapping[str, str], *, profile: str, uri: str) -> None:
-        self._environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._environment = {**environment, "PYTHONPATH": interpreter.search_path(_CHAIN)}
         self._profile = profile
         self._uri = uri
         self._answer: AwsAnswer | None = None
@@ -128,8 +128,8 @@ class AwsChain:
     def _ask(self, credentials: bool) -> AwsAnswer:  # noqa: FBT001
         question = json.dumps({"profile": self._profile, "credentials": credentials})
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "cacheloader.origin.aws_chain"],
+            done = subprocess.run(  # noqa: S603
+                interpreter.command(_CHAIN),
                 input=question,
                 capture_output=True,
                 text=True,

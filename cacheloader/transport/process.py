@@ -11,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cacheloader import interpreter
 from cacheloader.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -90,15 +89,14 @@ def start(
             "run a shared daemon and pass daemon="
         )
     try:
-        # -P: the working directory is no place to import from; a file random.py there would break the child.
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-P", "-m", module, *arguments],
+            interpreter.command(module, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             close_fds=True,
             pass_fds=tuple(pass_fds),
-            env=os.environ | {"PYTHONPATH": _search_path(module)},
+            env=os.environ | {"PYTHONPATH": interpreter.search_path(module)},
             cwd="/" if own_session else None,
             start_new_session=own_session,
         )
@@ -107,20 +105,6 @@ def start(
     # Collected by ``Child``, which unlike Popen neither warns about a child that goes on nor confuses a forked copy.
     process.returncode = 0
     return Child(process.pid)
-
-
-def _search_path(module: str) -> str:
-    """``PYTHONPATH`` with which a fresh interpreter finds ``module`` and ``cacheloader`` where this one does."""
-    roots: list[Path] = []
-    for package in ("cacheloader", module.partition(".")[0]):
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            raise DaemonUnavailable(f"{module} cannot be started: the package {package} is not installed")
-        roots.append(Path(spec.origin).parent.parent)
-    # The interpreter finds its site-packages by itself; named here they would come before the standard library.
-    roots = [root for root in roots if root.name not in ("site-packages", "dist-packages")]
-    roots += [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join(dict.fromkeys(str(root.absolute()) for root in roots))
 
 
 def wait_readable(fd: int, *, deadline: float) -> bool:

@@ -8,14 +8,13 @@ import mmap
 import os
 import socket
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
-from cacheloader import fdpass
+from cacheloader import fdpass, interpreter
 from cacheloader.errors import DaemonError, DatasetError, DeadlineExceeded, ProtocolError, from_wire
 from cacheloader_daemon.indexer import PrepareFailed, PrepareShard, ShardPrepared
 
@@ -28,6 +27,8 @@ SLOWEST_BYTES_PER_S = 10 * 10**6
 """A guess at what an index takes at the lowest priority on a saturated node; checksums alone run at several GB/s."""
 
 STOP_TIMEOUT_S = 5.0
+
+_INDEXER = "cacheloader_daemon.indexer"
 
 _answers = msgspec.json.Decoder(ShardPrepared | PrepareFailed)
 
@@ -87,9 +88,8 @@ class _Worker:
                 return self._sock
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                # -P: the directory that the training script happens to run in must not shadow modules.
-                command = [sys.executable, "-P", "-m", "cacheloader_daemon.indexer", str(theirs.fileno())]
-                environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+                command = interpreter.command(_INDEXER, str(theirs.fileno()))
+                environment = {**os.environ, "PYTHONPATH": interpreter.search_path(_INDEXER)}
                 try:
                     self._process = subprocess.Popen(  # noqa: S603
                         command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment

@@ -205,3 +205,12 @@ async def test_the_endpoint_of_a_profile_holds_also_for_keys_from_the_options(
     async with asyncio.timeout(20):
         assert (await origin.stat(f"s3://{bucket}/{prefix}x")).size_bytes == 5
     await origin.aclose()
+
+
+async def test_the_chain_imports_nothing_from_the_working_directory(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')")
+    monkeypatch.chdir(tmp_path)
+    variables = {**environment, "AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret"}
+    assert (await AwsChain(variables, profile="", uri="s3://b/").key()).key == "an-id"
