@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakSet
 
-import numpy as np
-
 from cacheloader import fdpass
 from cacheloader.errors import ConfigError, DaemonError, DaemonUnavailable, DeadlineExceeded, ProtocolError
 from cacheloader.protocol import messages
+from cacheloader.protocol.plans import Accesses
 from cacheloader.transport.leasing import Wanted, lease
 from cacheloader.transport.opening import Subject
 from cacheloader.transport.statistics import TransportStatistics
@@ -159,8 +158,9 @@ class DaemonTransport:
         plan = self._plan
         if plan is None or link is self._told:
             return
+        accesses = Accesses(first_clock=plan.first_clock, stop_clock=plan.stop_clock, shard=plan.shard)
         request = messages.FollowPlan(id=link.next_id(), num_accesses=len(plan.shard), clock=self._clock)
-        fd = fdpass.sealed_memory_file("cacheloader-plan", _arrays(plan))
+        fd = fdpass.sealed_memory_file("cacheloader-plan", accesses.to_bytes())
         deadline = time.monotonic() + self._timeout_s
         try:
             link.send(request, fd, deadline=deadline)
@@ -176,8 +176,3 @@ class DaemonTransport:
         if not isinstance(answer.reply, messages.Accepted):
             raise ProtocolError(f"{link.peer} answered FollowPlan with {type(answer.reply).__name__}")
         self._told = link
-
-
-def _arrays(plan: AccessPlan) -> bytes:
-    columns = ((plan.first_clock, "<i8"), (plan.stop_clock, "<i8"), (plan.shard, "<i4"))
-    return b"".join(np.ascontiguousarray(column, dtype=kind).tobytes() for column, kind in columns)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cacheloader.errors import ProtocolError
+from cacheloader.protocol.plans import Accesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
-
-BYTES_PER_ACCESS = 8 + 8 + 4
 
 
 class Lookahead:
@@ -38,17 +36,13 @@ class Lookahead:
         Raises:
             ProtocolError: It has another length, or names a shard that is not there.
         """
-        if len(block) != num_accesses * BYTES_PER_ACCESS:
-            raise ProtocolError(
-                f"a plan of {num_accesses} accesses takes {num_accesses * BYTES_PER_ACCESS} bytes, not {len(block)}"
-            )
-        stop_clock = np.frombuffer(block, dtype="<i8", count=num_accesses, offset=8 * num_accesses)
-        shard = np.frombuffer(block, dtype="<i4", count=num_accesses, offset=16 * num_accesses)
+        accesses = Accesses.from_buffer(block, num_accesses)
+        shard = accesses.shard
         if num_accesses and not 0 <= int(shard.min()) <= int(shard.max()) < num_shards:
             raise ProtocolError(
                 f"a plan names the shards {shard.min()} to {shard.max()} of a data set of {num_shards} shards"
             )
-        return cls(stop_clock=stop_clock, shard=shard, clock=clock)
+        return cls(stop_clock=accesses.stop_clock, shard=shard, clock=clock)
 
     def advance(self, clock: int) -> None:
         """The session has finished with every row before ``clock``."""

@@ -6,7 +6,6 @@ Source: sd_notify(3), sd_watchdog_enabled(3).
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -62,8 +61,3 @@ class Notifier:
                 sock.sendto(state.encode(), address)
         except OSError as error:
             log.warning("the supervisor at %s was not told %r: %s", self._address, state, error)
-
-
-def from_process_environment() -> Notifier:
-    """The notifier of this process."""
-    return Notifier(os.environ, pid=os.getpid())

@@ -13,7 +13,15 @@ from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
-from cacheloader.errors import CacheloaderError, DaemonError, DatasetError, OriginDenied, ProtocolError, QuotaTooSmall
+from cacheloader.errors import (
+    CacheloaderError,
+    DaemonError,
+    DatasetError,
+    OriginDenied,
+    ProtocolError,
+    QuotaTooSmall,
+    masked_urls,
+)
 from cacheloader_daemon.plan import effects, events
 from cacheloader_daemon.store import BlobLost, DiskTrouble
 
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 
     from cacheloader.origin.base import Origin
-    from cacheloader_daemon.accesses import Accesses
+    from cacheloader.protocol.plans import Accesses
     from cacheloader_daemon.account import Account
     from cacheloader_daemon.fetch import Fetcher
     from cacheloader_daemon.lease import ShardLease
@@ -47,7 +55,7 @@ class SessionRecord:
     """One session at one moment.
 
     Attributes:
-        uri: First shard of its data set.
+        uri: First shard of its data set, without what is secret in a URL.
         num_shards: Shards of it.
         total_bytes: Their bytes.
         leases: Leases that it holds.
@@ -111,17 +119,12 @@ class Runtime:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s: float | None = None
 
-    @property
-    def num_sessions(self) -> int:
-        """Open sessions, those of scans included."""
-        return len(self._sessions)
-
     def session_records(self) -> list[SessionRecord]:
         """What each session reads, scans included."""
         waiting = Counter(session for session, _ in self._waits)
         return [
             SessionRecord(
-                uri=state.dataset.manifest.uri(0) if len(state.dataset.manifest) else "",
+                uri=masked_urls(state.dataset.manifest.uri(0)) if len(state.dataset.manifest) else "",
                 num_shards=len(state.dataset.manifest),
                 total_bytes=state.dataset.manifest.total_bytes,
                 leases=state.counted.total() + state.uncounted.total(),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
-from cacheloader_daemon.accesses import Accesses
 from cacheloader_daemon.account import Account
 from cacheloader_daemon.lease import ShardLease
 from cacheloader_daemon.plan.machine import Planner
@@ -31,6 +30,7 @@ from cacheloader.errors import (
     QuotaTooSmall,
 )
 from cacheloader.manifest.record import Manifest, ShardInfo
+from cacheloader.protocol.plans import Accesses
 from tests.support.scripted_fetcher import ScriptedFetcher, memory_lease, open_fds
 from tests.support.waiting import until
 
