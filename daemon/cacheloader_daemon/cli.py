@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = _config(options)
         logging.getLogger().setLevel(config.log_level)
         if config.private:
-            logs.empty_if_long()
+            logs.keep_short()
         # numpy would start one thread a core for linear algebra, of which there is none here; likewise in the workers.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Imported late, so that a wrong option is told at once.

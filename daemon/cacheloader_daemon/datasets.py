@@ -293,14 +293,19 @@ class Datasets:
         store = store_of_all(canonical_url(url) for url in spec.urls[:1])
         if self._rights is not None:
             self._rights.check(store, spec.storage_options)
+        # Web URLs with a query, such as signed ones, are read by another engine than those without.
+        url = canonical_url(spec.urls[0])
+        is_signed = store.startswith(("http://", "https://")) and "?" in url
         environment = spec.environment if environment_counts else None
-        identity = json.dumps([store, spec.storage_options, environment], sort_keys=True, default=repr)
+        identity = json.dumps([store, is_signed, spec.storage_options, environment], sort_keys=True, default=repr)
         # Options hold secrets; what names them must not.
         name = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
         access = self._accesses.get(name)
         if access is None:
             self._close_idle_origins()
-            origin = open_origin(store, storage_options=spec.storage_options, environment=environment)
+            origin = open_origin(
+                url if is_signed else store, storage_options=spec.storage_options, environment=environment
+            )
             access = self._accesses[name] = _Access(origin=origin)
         return access
 

@@ -1,4 +1,7 @@
-"""The daemon's log: bounded, whatever a client does, since it lies on the disk that it shares with the cache."""
+"""The daemon's log: few lines a minute of each kind, and a private daemon's never long, whatever a client does.
+
+It lies on the disk that it shares with the cache. The log of a shared daemon is its supervisor's to keep short.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from cacheloader.errors import masked_urls
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_LOG_BYTES = 4 * 2**20
-"""A log file is emptied at a start when it has grown beyond this; it counts against the quota."""
+"""A private daemon empties its log file when it has grown beyond this; it counts against the quota."""
 
 WINDOW_S = 60.0
 MOST_PER_WINDOW = 30
@@ -48,12 +53,32 @@ class FloodGate(logging.Filter):
         return self._seen[kind] <= MOST_PER_WINDOW
 
 
+class _Masking(logging.Formatter):
+    """Leaves user names and signatures of URLs out of the log, wherever in a line or a traceback they are."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked_urls(super().format(record))
+
+
 def begin() -> None:
     """Log to standard error from now on."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Masking("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
     handler.addFilter(FloodGate())
     logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+def keep_short() -> None:
+    """From now on empty the file behind standard error, if it is one, whenever it has grown too long."""
+    empty_if_long()
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_KeptShort())
+
+
+class _KeptShort(logging.Filter):
+    def filter(self, _: logging.LogRecord) -> bool:
+        empty_if_long()
+        return True
 
 
 def empty_if_long() -> None:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
-from cacheloader_daemon.logs import MOST_PER_WINDOW, WINDOW_S, FloodGate
+from cacheloader_daemon.logs import MAX_LOG_BYTES, MOST_PER_WINDOW, WINDOW_S, FloodGate
+
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_daemon import NodeDaemon
 
 
 def record(message: str, *args: object) -> logging.LogRecord:
@@ -22,3 +30,14 @@ def test_a_flood_of_one_kind_is_cut_and_other_kinds_are_not() -> None:
     assert gate.filter(record("another kind"))
     now_s[0] = WINDOW_S
     assert gate.filter(record("closing %d", 7))
+
+
+def test_the_log_of_a_private_daemon_is_emptied_while_it_runs(daemons: Callable[..., NodeDaemon]) -> None:
+    daemon = daemons().start()
+    with daemon.log_path.open("ab") as log:
+        log.write(b"long ago\n" * (MAX_LOG_BYTES // 9 + 1))
+    with daemon.connect() as client:
+        client.say(b"garbage")  # is logged
+        wait_until(lambda: daemon.log_path.stat().st_size < MAX_LOG_BYTES)
+    wait_until(lambda: "closing a connection" in daemon.log)
+    assert "long ago" not in daemon.log

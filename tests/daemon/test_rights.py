@@ -121,7 +121,7 @@ class Guarded(BaseHTTPRequestHandler):
         status, body = 200, self.body
         if self.headers.get("Authorization") != "Bearer alice":
             status, body = 403, b""
-        elif not self.path.endswith("a.tar"):
+        elif not self.path.partition("?")[0].endswith("a.tar"):
             status, body = 404, b""
         elif wanted := self.headers.get("Range"):
             first, last = (int(text) for text in wanted.split("=")[1].split("-"))
@@ -153,6 +153,25 @@ def test_to_know_the_digest_of_a_manifest_is_no_permission(shared: NodeDaemon) -
         # Who may read it needs no new listing, also with options that the daemon has not seen yet.
         with shared.connect() as client:
             assert client.open_dataset([url], options=options("alice") | {"ssl": False}, digest=digest).digest == digest
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_is_secret_in_a_url_is_neither_in_the_status_nor_in_the_log(daemons: Callable[..., NodeDaemon]) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Guarded)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    daemon = daemons().start()
+    url = f"http://127.0.0.1:{server.server_port}/a.tar?signature=hush"
+    options: dict[str, object] = {"headers": {"Authorization": "Bearer alice"}}
+    try:
+        with daemon.connect() as client:
+            client.open_dataset([url], options=options)
+            assert "a.tar?***" in client.status().decode()
+            assert "hush" not in client.status().decode()
+        with daemon.connect() as client, pytest.raises(OriginDenied) as denied:
+            client.open_dataset([url], options={"headers": {"Authorization": "Bearer mallory"}})
+        assert "hush" not in denied.value.message + denied.value.uri + daemon.log
     finally:
         server.shutdown()
         server.server_close()
