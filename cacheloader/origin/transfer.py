@@ -181,29 +181,32 @@ class _Retries:
                 limits=self.limits,
             )
 
-        while True:
-            async with self.slots.hold(self.host, size_bytes=part.size_bytes, urgency=self.urgency):
-                started_s = clock()
-                # The wait for the first slot does not count: a prefetch may stand in line for long.
-                first_s = first_s or started_s
-                if last is not None:
-                    delay_s = 0.0
-                    raise_if_hopeless(last)  # the wait for a slot may have taken all that was left
-                try:
-                    cut_s = _cut(timeout_s, elapsed_s=started_s - first_s, limits=self.limits)
-                    body = await _one_try(read, action=reading(part), uri=uri, timeout_s=cut_s)
-                except OriginError as error:
-                    last = error
-                    failures += 1
-                    if isinstance(error, OriginThrottled):
-                        self.slots.throttled(self.host, started_s=started_s)
-                    delay_s = self.limits.backoff.delay_s(failures, self.random_unit())
-                    raise_if_hopeless(error)
-                else:
-                    self.slots.succeeded(self.host, started_s=started_s)
-                    await write(body)
-                    return
-            await asyncio.sleep(delay_s)
+        try:
+            while True:
+                async with self.slots.hold(self.host, size_bytes=part.size_bytes, urgency=self.urgency):
+                    started_s = clock()
+                    # The wait for the first slot does not count: a prefetch may stand in line for long.
+                    first_s = first_s or started_s
+                    if last is not None:
+                        delay_s = 0.0
+                        raise_if_hopeless(last)  # the wait for a slot may have taken all that was left
+                    try:
+                        cut_s = _cut(timeout_s, elapsed_s=started_s - first_s, limits=self.limits)
+                        body = await _one_try(read, action=reading(part), uri=uri, timeout_s=cut_s)
+                    except OriginError as error:
+                        last = error
+                        failures += 1
+                        if isinstance(error, OriginThrottled):
+                            self.slots.throttled(self.host, started_s=started_s)
+                        delay_s = self.limits.backoff.delay_s(failures, self.random_unit())
+                        raise_if_hopeless(error)
+                    else:
+                        self.slots.succeeded(self.host, started_s=started_s)
+                        await write(body)
+                        return
+                await asyncio.sleep(delay_s)
+        finally:
+            last = None  # an error holds this frame, which would hold the error until the collector comes
 
 
 def _cut(timeout_s: float, *, elapsed_s: float, limits: TransferLimits) -> float:
