@@ -250,7 +250,13 @@ class _Daemon:
             quick=quick,
             bulk=bulk,
         )
-        return Runtime(planner=planner, fetcher=fetcher, account=self._account, tasks=tasks)
+        return Runtime(
+            planner=planner,
+            fetcher=fetcher,
+            account=self._account,
+            tasks=tasks,
+            max_memory_bytes=config.max_memory_bytes,
+        )
 
     def _build_server(self) -> Server:
         config = self._config

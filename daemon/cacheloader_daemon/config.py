@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -47,6 +48,8 @@ class DaemonConfig:
         max_range_requests: Range requests to origins in flight at once.
         range_size: Bytes of one range request.
         max_transfer_size: Bytes asked of origins and not yet written to disk; bounds the daemon's memory.
+        max_memory_size: Bytes of shards that may be served from memory at once, where the cache cannot take them (its
+            disk is full or broken, or others hold its space); "" means a quarter of the node's memory.
         prepare_processes: Processes that index and checksum shards.
         nice: Added to the process's niceness.
         log_level: Name of a logging level.
@@ -71,6 +74,7 @@ class DaemonConfig:
     max_range_requests: int = 32
     range_size: int | str = "8MiB"
     max_transfer_size: int | str = "256MiB"
+    max_memory_size: int | str = ""
     prepare_processes: int = 2
     nice: int = 0
     log_level: str = "INFO"
@@ -85,6 +89,8 @@ class DaemonConfig:
                 f"max_transfer_size={self.max_transfer_size!r} is below range_size={self.range_size!r}; not one range "
                 "would fit"
             )
+        if self.max_memory_size != "":
+            parse_size(self.max_memory_size, name="max_memory_size")
         for name, smallest, largest in (
             ("metrics_port", 0, 65535),
             ("socket_mode", 0, 0o777),
@@ -117,6 +123,13 @@ class DaemonConfig:
     def max_transfer_bytes(self) -> int:
         """Bytes asked of origins and not yet written to disk."""
         return parse_size(self.max_transfer_size, name="max_transfer_size")
+
+    @property
+    def max_memory_bytes(self) -> int:
+        """Bytes of shards that may be served from memory at once."""
+        if self.max_memory_size != "":
+            return parse_size(self.max_memory_size, name="max_memory_size")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
     @property
     def socket_path(self) -> Path:
@@ -195,6 +208,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "allowed_gids": (list, tuple),
     "range_size": (int, str),
     "max_transfer_size": (int, str),
+    "max_memory_size": (int, str),
     "log_level": (str,),
 }
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.store import Incoming, Store
 
 MAX_MEMORY_FETCHES = 4
-"""Shards brought into memory at once: each takes its whole size until its last reader lets go of it."""
+"""Shards brought into memory at once; how many bytes may be held there, ``memory`` says."""
 
 
 class Fetcher:

@@ -61,6 +61,7 @@ def test_a_file_with_every_option_is_read(tmp_path: Path) -> None:
         ('cache_dir = "/c"\nidle_timeout_s = -1', "idle_timeout_s=-1 is no number of seconds"),
         ('cache_dir = "/c"\nidle_timeout_s = nan', "idle_timeout_s=nan is no number of seconds"),
         ('cache_dir = "/c"\nrange_size = 100', "range_size=100 is below 64KiB"),
+        ('cache_dir = "/c"\nmax_memory_size = "lots"', "max_memory_size='lots' is no size"),
         ('cache_dir = "/c"\nlog_level = "LOUD"', "log_level='LOUD' is none of"),
     ],
 )

@@ -77,12 +77,20 @@ def dataset(num_shards: int = 6, *, origin: object = None) -> Dataset:
 
 
 @asynccontextmanager
-async def staged(*, shards_that_fit: int = 6, patience_s: float = 5.0) -> AsyncIterator[Stage]:
+async def staged(
+    *, shards_that_fit: int = 6, patience_s: float = 5.0, max_memory_bytes: int = 100 * SHARD_BYTES
+) -> AsyncIterator[Stage]:
     planner = Planner(PlannerOptions(quota_bytes=shards_that_fit * SHARD_BYTES, patience_s=patience_s, retry_s=0.01))
     fetcher = ScriptedFetcher()
     before = open_fds()
     async with asyncio.TaskGroup() as tasks:
-        runtime = Runtime(planner=planner, fetcher=cast("Fetcher", fetcher), account=Account(), tasks=tasks)
+        runtime = Runtime(
+            planner=planner,
+            fetcher=cast("Fetcher", fetcher),
+            account=Account(),
+            tasks=tasks,
+            max_memory_bytes=max_memory_bytes,
+        )
         stage = Stage(runtime, planner, fetcher, dataset())
         yield stage
         planner.check_invariants()
@@ -269,6 +277,43 @@ async def test_a_sick_disk_is_passed_by_one_memory_fetch_for_all_who_wait() -> N
             stage.runtime.release(session, 1)
             with pytest.raises(ProtocolError):
                 stage.runtime.release(session, 1)
+
+
+async def served_from_memory(stage: Stage, session: int, shard: int) -> ShardLease | CacheloaderError:
+    """The outcome of a demand whose blob the disk does not take."""
+    number = len(stage.outcomes)
+    stage.runtime.demand(session, shard, stage.outcomes.append)
+    await stage.ended("demand", shard, DiskTrouble(28, "no space", "blobs"))
+    await until(lambda: ("memory", stage.key(shard)) in stage.fetcher.calls or len(stage.outcomes) > number)
+    if len(stage.outcomes) == number:
+        await stage.ended("memory", shard, memory_lease(source="memory"))
+    return await stage.delivered(number)
+
+
+async def test_no_more_bytes_are_served_from_memory_than_allowed_and_those_given_back_count_no_more() -> None:
+    async with staged(max_memory_bytes=2 * SHARD_BYTES) as stage:
+        first, second = (stage.runtime.open_session(stage.dataset) for _ in range(2))
+        assert isinstance(await served_from_memory(stage, first, 0), ShardLease)
+        assert isinstance(await served_from_memory(stage, second, 1), ShardLease)
+        refusal = await served_from_memory(stage, first, 2)
+        assert "s3://b/2.tar (1000 B) cannot be cached now" in str(refusal)
+        assert "max_memory_size" in str(refusal)
+        stage.runtime.release(first, 0)
+        assert isinstance(await served_from_memory(stage, first, 2), ShardLease)
+        assert "cannot be cached now" in str(await served_from_memory(stage, first, 3))
+        stage.runtime.close_session(second)
+        assert isinstance(await served_from_memory(stage, first, 3), ShardLease)
+
+
+async def test_a_shard_that_did_not_come_or_is_not_as_promised_takes_no_memory_for_good() -> None:
+    async with staged(max_memory_bytes=SHARD_BYTES) as stage:
+        session = stage.runtime.open_session(stage.dataset)
+        for failed in (OriginNotFound("gone"), memory_lease(source="memory", num_samples=9)):
+            stage.runtime.demand(session, 0, stage.outcomes.append)
+            await stage.ended("demand", 0, DiskTrouble(28, "no space", "blobs"))
+            await stage.ended("memory", 0, failed)
+        await stage.delivered(1)
+        assert isinstance(await served_from_memory(stage, session, 1), ShardLease)
 
 
 async def test_a_lost_blob_is_dropped_once_and_fetched_again() -> None:

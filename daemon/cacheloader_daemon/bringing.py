@@ -1,0 +1,92 @@
+"""With whose rights a shard is brought: those of who waits for it, and others' only where these are denied."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import TYPE_CHECKING, TypeVar
+
+from cacheloader.errors import CacheloaderError, DaemonError, OriginDenied
+from cacheloader_daemon.store import DiskTrouble
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+
+    from cacheloader.origin.base import Origin
+    from cacheloader_daemon.account import Account
+    from cacheloader_daemon.sessions import Session, Wait
+    from cacheloader_daemon.shards import ShardSource
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Bringer:
+    """Chooses the session whose origin is asked, and explains failures.
+
+    Args:
+        sessions: Those that are open, in the order in which they were opened.
+        account: Counts failures.
+    """
+
+    def __init__(self, sessions: Mapping[int, Session], account: Account) -> None:
+        self._sessions = sessions
+        self._account = account
+
+    async def bring(
+        self, key: bytes, waiting: Callable[[], Iterable[Wait]], call: Callable[[ShardSource], Awaitable[_T]]
+    ) -> tuple[ShardSource, _T]:
+        """What ``call`` returns for the first source that is not denied, and that source.
+
+        Args:
+            key: The shard.
+            waiting: Tells who waits for it now, the longest first.
+            call: Brings it.
+
+        Raises:
+            CacheloaderError: No source brought it. Defects are logged and become this too.
+            DiskTrouble: As ``call`` raises it.
+        """
+        denied: OriginDenied | None = None
+        tried: list[Origin] = []
+        while True:
+            # Looked up anew each time: sessions come and go meanwhile.
+            sources = self._sources(key, waiting())
+            source = next((source for source in sources if not any(source.origin is one for one in tried)), None)
+            if source is None:
+                raise denied or DaemonError("the sessions that wanted the shard have ended")
+            try:
+                return source, await call(source)
+            except DiskTrouble as error:
+                log.warning("%s is not cached: %s", source.info.uri, error)
+                raise
+            except OriginDenied as error:
+                # Another session may have the rights, or the fresh credentials, that this one lacks.
+                self._note(error, source)
+                tried.append(source.origin)
+                denied = denied or error
+            except CacheloaderError as error:
+                self._note(error, source)
+                raise
+            except Exception as error:
+                # The outer edge of a task: whatever happened, those who wait for the shard have to hear of it.
+                log.exception("fetching %s met a defect", source.info.uri)
+                defect = DaemonError(
+                    f"{source.info.uri} met a defect of the daemon ({error!r}); its log has the traceback",
+                    uri=source.info.uri,
+                )
+                self._account.fetch_failures[type(defect).__name__] += 1
+                raise defect from error
+
+    def _sources(self, key: bytes, waiting: Iterable[Wait]) -> Iterator[ShardSource]:
+        """Of those who wait, then of the others, the newest first: its credentials live the longest."""
+        first = [self._sessions[wait.session] for wait in waiting if wait.session in self._sessions]
+        for session in itertools.chain(first, reversed(list(self._sessions.values()))):
+            source = session.dataset.source(key)
+            if source is not None:
+                yield source
+
+    def _note(self, error: CacheloaderError, source: ShardSource) -> None:
+        log.warning("%s could not be fetched: %s", source.info.uri, error)
+        self._account.fetch_failures[type(error).__name__] += 1
