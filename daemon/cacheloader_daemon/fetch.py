@@ -169,7 +169,9 @@ class Fetcher:
                 index_head=index_head,
             )
 
-        return await self._quick.take(open_blob, discard=ShardLease.close)
+        # A blob that has to be verified is read whole, which must not keep others from being opened.
+        threads = self._bulk if self._store.is_suspect(key) else self._quick
+        return await threads.take(open_blob, discard=ShardLease.close)
 
     async def evict(self, key: bytes) -> None:
         """Unlink a blob.

@@ -70,7 +70,7 @@ class Store:
         self._files = parts.files
         self._guard = threading.Lock()
         self._publishing = threading.Lock()
-        self._verifying = threading.Lock()
+        self._verifying: dict[bytes, threading.Lock] = {}
         self._flushing = threading.Lock()
         self._suspects = {key for key, row in parts.rows.items() if row.suspect}
         self._unflushed: dict[bytes, BlobName] = {row.name.key: row.name for row in parts.unflushed}
@@ -135,6 +135,10 @@ class Store:
         """
         folder_fd = self._files.open_folder(key)
         return Incoming(key, size_bytes=size_bytes, folder_fd=folder_fd, publish=self._publish)
+
+    def is_suspect(self, key: bytes) -> bool:
+        """Whether leasing a blob means to read all of it first."""
+        return key in self._suspects
 
     def lease(self, key: bytes) -> LeasedFiles:
         """Open a blob; a suspect one is verified first. Counts as a use of it.
@@ -299,12 +303,20 @@ class Store:
         return used_bytes
 
     def _verify(self, row: Row) -> None:
-        with self._verifying:
-            if row.name.key not in self._suspects:
-                return
-            self._files.verify(row.name)
+        key = row.name.key
+        with self._guard:
+            # One lock a blob: to sum one up takes seconds, and nobody shall wait for another's.
+            lock = self._verifying.setdefault(key, threading.Lock())
+        try:
+            with lock:
+                if key not in self._suspects:
+                    return
+                self._files.verify(row.name)
+                with self._guard:
+                    self._suspects.discard(key)
+        finally:
             with self._guard:
-                self._suspects.discard(row.name.key)
+                self._verifying.pop(key, None)
         try:
             self._table.put([replace(row, suspect=False)])
         except DiskTrouble as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -239,6 +241,26 @@ def test_after_a_power_failure_a_flipped_bit_is_found_before_the_first_lease(dir
         store.lease(key(2))
     assert list((directory / "blobs" / key(2)[:1].hex()).iterdir()) == []
     assert read(store, 3)[0] == content(3, 30_000)
+    assert store.statistics().suspect_blobs == 2
+    store.close()
+
+
+@pytest.mark.usefixtures("filled")
+def test_suspect_blobs_are_verified_side_by_side(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_power(directory, barrier_ns=0)
+    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    both, verify = threading.Barrier(2, timeout=10), store._files.verify
+
+    def verify_at_once(name: BlobName) -> None:
+        both.wait()
+        verify(name)
+
+    monkeypatch.setattr(store._files, "verify", verify_at_once)
+    with ThreadPoolExecutor(2) as threads:
+        assert [found for found, _ in threads.map(lambda number: read(store, number), (1, 3))] == [
+            content(1, 10_000),
+            content(3, 30_000),
+        ]
     assert store.statistics().suspect_blobs == 2
     store.close()
 
