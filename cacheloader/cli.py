@@ -14,7 +14,7 @@ from tqdm import tqdm
 import cacheloader
 from cacheloader.audit.folder import audit_folder
 from cacheloader.audit.report import lines
-from cacheloader.config import EMBEDDED, TransportOptions
+from cacheloader.config import EMBEDDED, NO_DAEMON, TransportOptions
 from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
 from cacheloader.protocol.messages import DatasetSpec
@@ -66,7 +66,10 @@ def _index(options: argparse.Namespace) -> int:
         transport.close()
     directory = options.directory or _directory_of(manifest.uri(0))
     if options.output:
-        write_sidecar(manifest, options.output, directory=directory)
+        try:
+            write_sidecar(manifest, options.output, directory=directory)
+        except OSError as error:
+            raise ConfigError(f"--output={options.output} cannot be written ({error.strerror}); name a file") from error
     if options.json:
         print(json.dumps(_described(manifest)))
     elif options.output:
@@ -82,7 +85,10 @@ def _index(options: argparse.Namespace) -> int:
 def _warm(options: argparse.Namespace) -> int:
     import numpy as np
 
-    transport = open_transport(_transport_options(options))
+    transport_options = _transport_options(options)
+    if transport_options.daemon == NO_DAEMON:
+        raise ConfigError('--daemon none has no cache to warm; leave it out, or name a daemon by "unix:///path"')
+    transport = open_transport(transport_options)
     try:
         with _Bar() as bar:
             manifest = transport.open_dataset(_spec(options), progress=bar.show)

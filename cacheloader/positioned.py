@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,6 +124,7 @@ class PositionedDataset(IterableDataset[Any]):
         if batch_size is not None:
             self.set_batch_size(batch_size)
         self._cursor = SharedCursor()
+        self._home_pid = os.getpid()
         self._num_iterations = 0
         self._open_global_batch: int | None = None  # what the batches of the iteration under way have, if we opened it
         self._loaded: tuple[Start, Start] | None = None
@@ -346,8 +348,15 @@ class PositionedDataset(IterableDataset[Any]):
         Args:
             start: Where the pass starts, if the owner has opened the iteration; else the workers find out together.
         """
+        self._leave_if_orphaned()
         number, num_workers = self.worker()
         return self._read(self._join() if start is None else start, worker=number, num_workers=num_workers)
+
+    def _leave_if_orphaned(self) -> None:
+        # torch's worker remembers its parent when it has started. If the parent was killed before that, the worker
+        # remembers init instead, waits for work for ever and keeps its leases.
+        if get_worker_info() is not None and os.getppid() == 1 != self._home_pid:
+            os._exit(1)
 
     def worker(self) -> tuple[int, int]:
         """Number of this worker process and how many there are; 0 of 1 in the main process."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cacheloader.errors import ConfigError
 from cacheloader.formats import registry
 from cacheloader.shelf import Shelf
 from cacheloader.transport.open import open_transport
 from cacheloader.transport.reporting import FetchReporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -52,6 +55,7 @@ class Source:
         self._transport: Transport | None = None
         self._manifest: Manifest | None = None
         self._shelf: Shelf | None = None
+        self._in_use = threading.Lock()
         self.digest = ""
         self.digest = self._open(progress)[1].digest
 
@@ -89,7 +93,15 @@ class Source:
             shard: int32 [n]; index in the manifest.
             sample: int64 [n]; index in the shard.
         """
-        assert self._shelf is not None, "read before follow"
+        with self._by_one_thread():
+            return self._read(shard, sample)
+
+    def _read(self, shard: NDArray[np.int32], sample: NDArray[np.int64]) -> list[Sample]:
+        if self._shelf is None:
+            raise ConfigError(
+                "another iteration of this data set has begun in this process and this one no longer counts; "
+                "go on with the newer one, or open a data set for each"
+            )
         samples: list[Sample] = [{}] * len(shard)
         by_shard = np.argsort(shard, kind="stable")
         edges = np.flatnonzero(np.diff(shard[by_shard])) + 1
@@ -101,8 +113,8 @@ class Source:
 
     def advance(self, clock: int) -> None:
         """Every row before ``clock`` is done: give back shards that no later row needs."""
-        assert self._shelf is not None, "advance before follow"
-        self._shelf.advance(clock)
+        if self._shelf is not None:
+            self._shelf.advance(clock)
 
     def let_go(self, shelf: Shelf | None = None) -> None:
         """Give back every shard; calling it again does nothing.
@@ -114,6 +126,16 @@ class Source:
         if self._shelf is not None and shelf in (None, self._shelf):
             self._shelf.clear()
             self._shelf = None
+
+    @contextmanager
+    def _by_one_thread(self) -> Iterator[None]:
+        # One connection serves one thread: a second one would wait for answers that the first has taken.
+        if not self._in_use.acquire(blocking=False):
+            raise ConfigError("two threads read one data set at once; open a data set, or a loader, for each of them")
+        try:
+            yield
+        finally:
+            self._in_use.release()
 
     def _open(self, progress: Callable[[str, int, int], None] | None = None) -> tuple[Transport, Manifest]:
         if self._pid != os.getpid():
@@ -127,8 +149,9 @@ class Source:
         transport, self._transport = self._transport, None  # the connection is the parent's
         self._pid = os.getpid()
         self._manifest = self._shelf = None
+        self._in_use = threading.Lock()  # another thread of the parent may have held it
         if transport is not None:
             transport.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_transport": None, "_manifest": None, "_shelf": None, "_pid": -1}
+        return self.__dict__ | {"_transport": None, "_manifest": None, "_shelf": None, "_in_use": None, "_pid": -1}

@@ -5,19 +5,16 @@ Where ``tarfile`` stops in silence at a header that it cannot read, this walk ra
 
 from __future__ import annotations
 
-import logging
 import re
 import zlib
 from typing import TYPE_CHECKING, NoReturn
 
-from cacheloader.errors import CorruptShard, masked_urls
+from cacheloader.errors import CorruptShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cacheloader.formats.base import ByteSource
-
-_log = logging.getLogger(__name__)
 
 BLOCK_BYTES = 512
 _BUFFER_BYTES = 1 << 20
@@ -36,6 +33,7 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
+_NO_MEMBER = "an extended header stands there and no member behind it"
 _PAX_RECORD = re.compile(rb"(\d{1,9}) ([^=\n]+)=")
 
 
@@ -101,10 +99,16 @@ class _Walk:
         else:
             if not position:
                 self._damaged(0, "it is empty")
-            shown = masked_urls(self._uri)
-            _log.warning("shard %s has no end-of-archive block; was it cut off between two members?", shown)
+            if self._pending_at >= 0:
+                self._damaged(self._pending_at, _NO_MEMBER)
+            # tarfile and webdataset read such an archive in silence, and a shard cut off there loses its last samples.
+            self._damaged(
+                position,
+                "it ends there without an end-of-archive block, as if it were cut off between two members; copy it "
+                "again or pack it anew, or append 1,024 zero bytes if it is whole",
+            )
         if self._pending_at >= 0:
-            self._damaged(self._pending_at, "an extended header stands there and no member behind it")
+            self._damaged(self._pending_at, _NO_MEMBER)
 
     def _bytes(self, start: int, stop: int, what: str) -> bytes:
         if stop - self._buffer_start > len(self._buffer):

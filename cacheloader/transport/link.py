@@ -11,6 +11,7 @@ import platform
 import select
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -78,6 +79,8 @@ class Link:
         self._clock: int | None = None
         self._abandoned: dict[int, int] = {}
         self._sending = threading.Lock()
+        # Not in ``__del__``: where a link dies as part of a cycle, the socket may be finalised first and warn.
+        weakref.finalize(self, sock.close)
         close_after_fork(self)
 
     @property
@@ -180,10 +183,6 @@ class Link:
         """Close this process's copy; the connection itself belongs to the parent."""
         self._sending = threading.Lock()  # another thread of the parent may have held it
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_sending"):
-            self.close()
 
     def _put_off(self) -> list[messages.Request]:
         """Releases and the clock that wait to be sent, oldest first; the caller sends them or puts them back."""

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REUSE_S = 30.0
-"""The ranks of a node open the same data set within seconds of each other, and list it once. Later openings ask the
-origin again, since it may have got more shards."""
+"""How long the outcome is kept for workers, which name the manifest that they expect. Who names none is a new job and
+asks the origin, which may hold other shards than a moment ago; ranks that start together share one question."""
 
 MAX_ORIGINS = 32
 """Origins kept open; above this, those that no data set needs are closed."""
@@ -134,7 +134,7 @@ class Datasets:
         if opening is None:
             opening = self._openings[name] = _Opening(outcome=self._loop.create_future())
             resolve = partial(self._resolve, opening, block, digest, environment_counts=environment_counts)
-            opening.task = self._runtime.spawn(self._settle(name, opening, resolve))
+            opening.task = self._runtime.spawn(self._settle(name, opening, resolve, keep=bool(digest)))
         opening.listeners.append(progress)
         try:
             outcome = await asyncio.shield(opening.outcome)
@@ -171,14 +171,17 @@ class Datasets:
         for access in accesses:
             await access.origin.aclose()
 
-    async def _settle(self, name: str, opening: _Opening, resolve: Callable[[], Awaitable[Dataset]]) -> None:
+    async def _settle(
+        self, name: str, opening: _Opening, resolve: Callable[[], Awaitable[Dataset]], *, keep: bool
+    ) -> None:
         """Resolve, and tell the outcome to all who wait, whatever it is."""
         heart = self._runtime.spawn(self._beat(opening))
         outcome: Dataset | CacheloaderError = DaemonUnavailable("the daemon is leaving")
         try:
             outcome = await resolve()
-            self._recent[name] = outcome
-            self._loop.call_later(REUSE_S, self._recent.pop, name, None)
+            if keep:
+                self._recent[name] = outcome
+                self._loop.call_later(REUSE_S, self._recent.pop, name, None)
         except CacheloaderError as error:
             outcome = error
         except Exception as error:

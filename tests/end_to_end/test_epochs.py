@@ -1,7 +1,9 @@
 """Whole epochs through a real daemon, real torch workers and real files."""
 
 import os
+import re
 import signal
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,10 @@ import torch.utils.data
 
 import cacheloader as cl
 from cacheloader.config import TransportOptions
-from cacheloader.errors import StateMismatch
-from cacheloader.transport.control import read_status
+from cacheloader.errors import ConfigError, QuotaTooSmall, StateMismatch
+from cacheloader.transport.control import read_status, stop_daemon
 from tests.support.cache_meter import CacheMeter
-from tests.support.shard_sets import ShardSet, key_and_digest
+from tests.support.shard_sets import ShardSet, key_and_digest, write_shards
 from tests.support.waiting import wait_until
 
 BATCH = 32
@@ -219,3 +221,48 @@ def test_waiting_times_of_every_batch_reach_the_daemon(shard_set: ShardSet, cach
 
     wait_until(lambda: account()["samples"] == len(shard_set.digests))
     assert sum(account()["batch_wait_s"]["counts"]) == num_batches
+
+
+def test_a_second_thread_on_one_data_set_is_told_so_at_once(shard_set: ShardSet, cache_dir: Path) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    dataset = open_dataset(shard_set, cache_dir)
+    source = dataset._source
+    reading = iter(dataset)
+    next(reading)
+
+    def read_slowly() -> None:
+        with source._by_one_thread():
+            entered.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=read_slowly)
+    thread.start()
+    assert entered.wait(30)
+    with pytest.raises(ConfigError, match="two threads"):
+        list(reading)
+    leave.set()
+    thread.join(30)
+
+
+def test_a_new_job_sees_what_was_written_a_moment_ago(tmp_path: Path, cache_dir: Path) -> None:
+    folder = tmp_path / "train"
+    for seed in range(3):
+        written = write_shards(folder, num_shards=2, samples_per_shard=8, seed=seed)
+        dataset = cl.RemoteDataset(str(folder), cache_dir=cache_dir, cache_size="64MiB", transform=key_and_digest)
+        assert dict(dataset) == written.digests
+
+
+def test_a_directory_that_was_read_without_a_daemon_can_become_a_cache(shard_set: ShardSet, cache_dir: Path) -> None:
+    assert len(list(open_dataset(shard_set, cache_dir, daemon="none"))) == len(shard_set.digests)
+    assert len(list(open_dataset(shard_set, cache_dir))) == len(shard_set.digests)
+
+
+def test_a_quota_that_was_accepted_serves_every_later_epoch(shard_set: ShardSet, cache_dir: Path) -> None:
+    with pytest.raises(QuotaTooSmall) as refused:
+        next(iter(open_dataset(shard_set, cache_dir, cache_size="3MiB")))
+    stop_daemon(cache_dir)
+    smallest = int(re.search(r"at least (\d+) bytes", str(refused.value))[1])  # type: ignore[index]
+    loader = open_loader(open_dataset(shard_set, cache_dir, cache_size=smallest))
+    for _ in range(4):
+        assert sorted(keys(loader)) == sorted(shard_set.digests)

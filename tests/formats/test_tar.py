@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import tarfile
 
 import pytest
@@ -170,11 +169,11 @@ def test_content_that_is_cut_off_is_named_with_its_offsets():
         walked(shard)
 
 
-def test_an_end_without_zero_blocks_between_two_members_is_accepted_with_a_warning(caplog):
+def test_an_end_between_two_members_without_zero_blocks_is_taken_for_a_cut():
     shard = packed([("a.txt", b"x"), ("b.txt", b"y")])
-    with caplog.at_level(logging.WARNING):
-        assert walked(shard[:1024]) == [(b"a.txt", b"x")]
-    assert "no end-of-archive block" in caplog.text
+    with pytest.raises(CorruptShard, match="at offset 1024: it ends there without an end-of-archive block"):
+        walked(shard[:1024])
+    assert walked(shard[:1024] + END) == [(b"a.txt", b"x")]
 
 
 def test_whatever_stands_behind_the_first_zero_block_is_ignored_as_tarfile_does():

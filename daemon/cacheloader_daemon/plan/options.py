@@ -37,6 +37,11 @@ class PlannerOptions:
             raise ConfigError(f"lookahead_bytes={self.lookahead_bytes} is negative; pass 0 for no prefetch")
 
 
+GROWTH_BYTES = 2**18
+"""What the daemon's own files may grow while a job runs, kept free when its first plan is taken: a job that was let in
+must not be turned away in a later epoch. In a trial of some epochs they grew by a third of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkingSet:
     """The most that a plan needs at one moment, beside what there is.
@@ -57,18 +62,19 @@ class WorkingSet:
 
     @property
     def fits(self) -> bool:
-        """Whether the quota can hold the shards that the plan needs at once."""
-        return self.peak_bytes <= self.quota_bytes - self.overhead_bytes
+        """Whether the quota can hold the shards that the plan needs at once, for as long as the job runs."""
+        return self.peak_bytes <= self.quota_bytes - self.overhead_bytes - GROWTH_BYTES
 
     @property
     def shortfall(self) -> str:
         """One sentence with the arithmetic, for ``QuotaTooSmall``."""
-        needed = self.peak_bytes + self.overhead_bytes
+        own_bytes = self.overhead_bytes + GROWTH_BYTES
+        needed = self.peak_bytes + own_bytes
         return (
             f"the cache may hold {format_size(self.quota_bytes)} and this data set needs {format_size(needed)} at "
             f"once: {self.num_shards} shards of one window, {format_size(self.peak_bytes)} with their indexes (at row "
-            f"{self.peak_clock}), and {format_size(self.overhead_bytes)} for the cache's own index; pass a cache_size "
-            f"of at least {needed} bytes, better twice that, or a smaller shuffle_window"
+            f"{self.peak_clock}), and {format_size(own_bytes)} for the cache's own index; pass a cache_size "
+            f"of at least {needed + GROWTH_BYTES} bytes, better twice that, or a smaller shuffle_window"
         )
 
 

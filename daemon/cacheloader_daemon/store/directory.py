@@ -16,8 +16,9 @@ FORMAT = 1
 
 _NEW_MARKER = "daemon.marker"
 
-_NEIGHBOURS = ("daemon.", "launch.")
-"""Files that the daemon and its clients may put here before the store is opened: locks, log, socket."""
+_NEIGHBOURS = ("daemon.", "launch.", "direct-manifests")
+"""Files that the daemon and its clients may put here before the store is opened: locks, log, socket,
+manifests of a process that reads without a daemon."""
 
 _NETWORK = frozenset(
     {

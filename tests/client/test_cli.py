@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cacheloader.cli import main
+from cacheloader.transport.control import stop_daemon
+from tests.support.shard_sets import ShardSet, write_shards
+
+
+@pytest.fixture
+def shard_set(tmp_path: Path) -> ShardSet:
+    return write_shards(tmp_path / "train", num_shards=3, samples_per_shard=4)
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> object:
+    cache_dir = tmp_path / "cache"
+    yield ["--cache-dir", str(cache_dir), "--cache-size", "64MiB"]
+    stop_daemon(cache_dir)
+
+
+def test_an_index_holds_the_count_of_every_shard_and_spares_the_next_job_the_scan(
+    shard_set: ShardSet, where: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = shard_set.folder / "shards.json"
+    assert main(["index", str(shard_set.folder), *where, "--output", str(output)]) == 0
+    assert "12 samples in 3 shards" in capsys.readouterr().out
+    rows = json.loads(output.read_text())["shardlist"]
+    assert [(row["url"], row["nsamples"]) for row in rows] == [(path.name, 4) for path in shard_set.paths]
+
+
+def test_an_index_sees_a_shard_that_was_added_a_moment_ago(
+    shard_set: ShardSet, where: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["index", str(shard_set.folder), *where, "--json"]) == 0
+    write_shards(tmp_path / "more", num_shards=1, samples_per_shard=4, seed=1).paths[0].rename(
+        shard_set.folder / "shard-000003.tar"
+    )
+    assert main(["index", str(shard_set.folder), *where, "--json"]) == 0
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["num_shards"], second["num_shards"]) == (3, 4)
+
+
+def test_a_cache_is_warmed_and_its_state_shown(
+    shard_set: ShardSet, where: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["warm", str(shard_set.folder), *where, "--json"]) == 0
+    assert sum(json.loads(capsys.readouterr().out)["shards_by_source"].values()) == 3
+    assert main(["status", *where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["resident_shards"] == 3
+    assert main(["status", *where]) == 0
+    assert "3 shards" in capsys.readouterr().out
+    assert main(["status", *where, "--stop"]) == 0
+    assert main(["status", *where]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["index", "{train}", "--output", "/nonexistent/shards.json"], 2, "/nonexistent/shards.json"),
+        (["index", "{train}", "--storage-options", "{nope"], 2, "--storage-options"),
+        (["warm", "{train}", "--daemon", "none"], 2, "--daemon none"),
+        (["warm", "{train}/no-such-*.tar"], 1, "no-such-"),
+        (["status", "--daemon", "unix:///nonexistent/x.sock", "--stop"], 2, "--stop"),
+        (["demo", "--jpegs", "10"], 2, "10"),
+    ],
+)
+def test_wrong_use_ends_with_a_sentence_and_its_status(
+    shard_set: ShardSet,
+    where: list[str],
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    text: str,
+) -> None:
+    filled = [argument.replace("{train}", str(shard_set.folder)) for argument in arguments]
+    at = [] if "--daemon" in filled or filled[0] == "demo" else where
+    assert main([*filled, *at]) == status
+    error = capsys.readouterr().err
+    assert text in error
+    assert "Traceback" not in error
