@@ -208,17 +208,22 @@ def test_a_data_set_larger_than_the_cache_is_read_whole_within_the_quota(daemons
 # Data sets.
 
 
-def test_many_ranks_that_open_one_data_set_list_it_once(
+def test_ranks_that_open_one_data_set_together_list_it_once_and_a_later_job_asks_again(
     daemon: NodeDaemon, counted_url: str, s3_proxy: CountingProxy
 ) -> None:
+    s3_proxy.latency_s = 1.0  # all of them come while the first waits for the store
     clients = [daemon.connect() for _ in range(16)]
     with ThreadPoolExecutor(16) as threads:
         digests = list(threads.map(lambda client: open_over(client, counted_url, s3_proxy).digest, clients))
+
+    def num_listings() -> int:
+        return sum("list-type=" in seen.path for seen in s3_proxy.exchanges)
+
+    assert num_listings() == 1
     with daemon.connect() as late:
         digests.append(open_over(late, counted_url, s3_proxy).digest)
+    assert num_listings() == 2
     assert len(set(digests)) == 1
-    listings = [seen for seen in s3_proxy.exchanges if "list-type=" in seen.path]
-    assert len(listings) == 1
     for client in clients:
         client.sock.close()
 
