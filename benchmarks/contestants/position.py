@@ -8,6 +8,9 @@ from unittest import mock
 
 import numpy as np
 
+from cacheloader.config import TransportOptions
+from cacheloader.transport.reporting import FetchReporter
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -51,6 +54,10 @@ class MadeUpSource:
 
     def let_go(self, held: Any = None) -> None:
         """Nothing is held."""
+
+    def fetch_reporter(self) -> FetchReporter:
+        """One that reports to nobody: there is no daemon."""
+        return FetchReporter(TransportOptions(daemon="none"))
 
 
 class _Contestant:

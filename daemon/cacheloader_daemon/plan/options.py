@@ -37,9 +37,9 @@ class PlannerOptions:
             raise ConfigError(f"lookahead_bytes={self.lookahead_bytes} is negative; pass 0 for no prefetch")
 
 
-GROWTH_BYTES = 2**18
-"""What the daemon's own files may grow while a job runs, kept free when its first plan is taken: a job that was let in
-must not be turned away in a later epoch. In a trial of some epochs they grew by a third of it."""
+GROWTH = 1 / 8
+"""Part of the daemon's own files that is kept free for their growth when the first plan of a job is taken: a job that
+was let in must not be turned away in a later epoch. In a trial of some epochs they grew by a twenty-fifth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +63,22 @@ class WorkingSet:
     @property
     def fits(self) -> bool:
         """Whether the quota can hold the shards that the plan needs at once, for as long as the job runs."""
-        return self.peak_bytes <= self.quota_bytes - self.overhead_bytes - GROWTH_BYTES
+        return self.peak_bytes + self.overhead_bytes + self._growth_bytes <= self.quota_bytes
+
+    @property
+    def _growth_bytes(self) -> int:
+        return int(self.overhead_bytes * GROWTH)
 
     @property
     def shortfall(self) -> str:
         """One sentence with the arithmetic, for ``QuotaTooSmall``."""
-        own_bytes = self.overhead_bytes + GROWTH_BYTES
+        own_bytes = self.overhead_bytes + self._growth_bytes
         needed = self.peak_bytes + own_bytes
         return (
             f"the cache may hold {format_size(self.quota_bytes)} and this data set needs {format_size(needed)} at "
             f"once: {self.num_shards} shards of one window, {format_size(self.peak_bytes)} with their indexes (at row "
             f"{self.peak_clock}), and {format_size(own_bytes)} for the cache's own index; pass a cache_size "
-            f"of at least {needed + GROWTH_BYTES} bytes, better twice that, or a smaller shuffle_window"
+            f"of at least {needed + self._growth_bytes} bytes, better twice that, or a smaller shuffle_window"
         )
 
 
