@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 START = "start at row 0 of a billion"
 MIDDLE = "resume in the middle of a billion"
-STATE = "state, row 0 of 40,000 samples"
+FEW_SHARDS = 8
+"""Enough for the 21 batches of a run that draws."""
+
+STATE = "state, row 0 of 80,000 samples"
 STATE_MIDDLE = "state, middle of a billion"
 BARE = "no transform"
 IDENTITY = "transform that returns its sample"
@@ -38,7 +41,7 @@ COMPARISONS = (
         target=1 / 1.2,
     ),
     Comparison(
-        name="rate of states, middle of a billion / start of 40,000",
+        name="rate of states, middle of a billion / start of 80,000",
         over=(STATE_MIDDLE, "states"),
         under=(STATE, "states"),
     ),
@@ -94,10 +97,10 @@ class PositionCost:
             entries=[
                 size.entry(START, "FirstBatch", shards=size.shards, row=0),
                 size.entry(MIDDLE, "FirstBatch", shards=size.shards, row=middle),
-                size.entry(STATE, "States", shards=4, row=0),
+                size.entry(STATE, "States", shards=FEW_SHARDS, row=0),
                 size.entry(STATE_MIDDLE, "States", shards=size.shards, row=middle),
                 *(
-                    size.entry(label, "Draws", shards=4, row=0, transform=transform)
+                    size.entry(label, "Draws", shards=FEW_SHARDS, row=0, transform=transform)
                     for label, transform in (
                         (BARE, "none"),
                         (IDENTITY, "identity"),
