@@ -20,6 +20,7 @@ from benchmarks.harness.runner import ROOT, RunFailed, Runner
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.harness.measurement import Measurement
     from benchmarks.scenarios.scenario import Scenario
 
 SCENARIOS = {"position": "benchmarks.scenarios.position", "two-epochs": "benchmarks.scenarios.two_epochs"}
@@ -50,7 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 noisy_retries=0 if options.small else options.noisy_retries,
                 say=_say,
             )
-            rounds = runner.run(entries, repeats=options.repeats)
+            rounds: list[dict[str, Measurement]] = []
+            stopped: BaseException | None = None
+            try:
+                for measured in runner.rounds(entries, repeats=options.repeats):
+                    rounds.append(measured)  # noqa: PERF402  (kept one by one: what is complete outlives a stop)
+            except (KeyboardInterrupt, SystemExit) as stop:
+                if not rounds:
+                    raise
+                stopped = stop
+        notes = [*prepared.notes]
+        if stopped is not None:
+            notes.append(f"The run was stopped after {len(rounds)} of {options.repeats} rounds.")
         report = Report(
             theme=scenario.theme + ("-small" if options.small else ""),
             machine=options.machine,
@@ -59,13 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parameters=prepared.parameters,
             rounds=rounds,
             comparisons=prepared.comparisons,
-            notes=prepared.notes,
+            notes=notes,
         )
         for path in report.write(options.output):
             _say(f"wrote {path}")
         for comparison, ratio in report.ratios():
             target = "" if comparison.target is None else f" (target {comparison.target:g})"
             _say(f"{comparison.name}: {ratio.median:.2f} [{ratio.least:.2f}–{ratio.most:.2f}]{target}")
+        if stopped is not None:
+            raise stopped
     except RunFailed as error:
         print(error, file=sys.stderr)
         return 1

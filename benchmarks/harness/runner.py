@@ -19,7 +19,7 @@ from benchmarks.harness.measurement import NOISY_CORES, Measurement
 from benchmarks.harness.processes import Snapshot, machine_cpu_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from benchmarks.harness.contestant import Task
 
@@ -89,16 +89,15 @@ class Runner:
         # Orphans of a run become children of this process, which can then end them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def run(self, entries: Sequence[Entry], *, repeats: int) -> list[dict[str, Measurement]]:
+    def rounds(self, entries: Sequence[Entry], *, repeats: int) -> Iterator[dict[str, Measurement]]:
         """All entries in turn, then all again: A B C A B C.
 
-        Returns:
-            One mapping from label to measurement for each round.
+        Yields:
+            For each round, what was measured by label.
 
         Raises:
             RunFailed: Any of them failed; a report without it would mislead.
         """
-        rounds: list[dict[str, Measurement]] = []
         for number in range(repeats):
             measured: dict[str, Measurement] = {}
             for place, entry in enumerate(entries):
@@ -108,8 +107,7 @@ class Runner:
                     if run.other_cores <= NOISY_CORES:
                         break
                 self._say(f"[{number + 1}/{repeats}] {_line(entry.label, measured[entry.label])}")
-            rounds.append(measured)
-        return rounds
+            yield measured
 
     def _run_one(self, entry: Entry, home: Path) -> Measurement:
         home.mkdir(parents=True)

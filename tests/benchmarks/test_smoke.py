@@ -57,24 +57,30 @@ def test_small_run_of_what_a_position_costs(tmp_path):
     assert len(measured) == 2
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path):
+def test_a_run_that_is_stopped_reports_its_complete_rounds_and_leaves_nothing(tmp_path):
+    work, output = tmp_path / "work", tmp_path / "reports"
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks", "--small", "--work", str(tmp_path), "--output", str(tmp_path)],
+        [
+            sys.executable, "-m", "benchmarks", "--small", "--repeats", "50", "--only", "engine (ceiling)",
+            "--work", str(work), "--output", str(output),
+        ],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-    )
+    )  # fmt: skip
     try:
-        # The first line says that the store starts, the second that the first contestant has run.
-        assert "preparing" in process.stdout.readline()
-        assert "engine" in process.stdout.readline()
+        while "[2/50]" not in (line := process.stdout.readline()):
+            assert line, "it ended by itself"
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
+        process.communicate(timeout=30)
     finally:
         process.kill()
-        process.communicate()
-    assert list(tmp_path.iterdir()) == []
-    assert [pid for pid in processes_with(str(tmp_path)) if pid != os.getpid()] == []
+        process.wait()
+    assert process.returncode == 128 + signal.SIGTERM
+    [text] = output.glob("*.md")
+    assert "was stopped after 2 of 50 rounds" in text.read_text()
+    assert list(work.iterdir()) == []
+    assert processes_with(str(work)) == []
 
 
 def processes_with(text: str) -> list[int]:
@@ -144,6 +150,6 @@ task = Task(
 )
 timeout_s = 2 if "Hangs" in factory else 20
 runner = Runner(Path(folder), timeout_s=timeout_s, calm_timeout_s=0, say=lambda text: None)
-[measured] = runner.run([Entry(label="it", factory=factory, task=task)], repeats=1)
+[measured] = runner.rounds([Entry(label="it", factory=factory, task=task)], repeats=1)
 print(json.dumps(measured["it"].configuration.get("left", [])))
 """
