@@ -159,11 +159,11 @@ class Runtime:
         for task in list(self._tasks):
             task.cancel()
 
-    def open_session(self, dataset: Dataset) -> int:
-        """A number for a new session that reads ``dataset``."""
+    def open_session(self, dataset: Dataset, *, owner: str = "") -> int:
+        """A number for a new session that reads ``dataset`` on ``owner``'s account."""
         session = next(self._numbers)
         self._sessions[session] = Session(dataset=dataset)
-        self._tell(events.SessionOpened(session=session, shards=dataset.shards))
+        self._tell(events.SessionOpened(session=session, shards=dataset.shards, owner=owner))
         return session
 
     def close_session(self, session: int) -> None:

@@ -27,10 +27,17 @@ class ShardRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpened:
-    """A client opened a data set; ``shards`` is in manifest order."""
+    """A client opened a data set.
+
+    Attributes:
+        session: Its number.
+        shards: In manifest order.
+        owner: On whose account its shards are fetched and kept, "" for nobody's in particular.
+    """
 
     session: int
     shards: Sequence[ShardRef]
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

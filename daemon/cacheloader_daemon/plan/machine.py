@@ -192,7 +192,8 @@ class Planner:
     def _opened(self, event: SessionOpened, now_s: float) -> None:
         if event.session in self._sessions:
             raise self._holdings.illegal(f"session {event.session} is open already")
-        self._sessions[event.session] = Session(event.session, self._horizon.open(event.shards), now_s)
+        catalog = self._horizon.open(event.shards)
+        self._sessions[event.session] = Session(event.session, catalog, now_s, event.owner)
 
     def _closed(self, event: SessionClosed, now_s: float) -> None:
         session = self._session(event.session)

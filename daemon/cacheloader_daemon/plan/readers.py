@@ -87,6 +87,7 @@ class Session:
         session: Its number.
         catalog: What it reads.
         now_s: When it opened.
+        owner: On whose account.
     """
 
     __slots__ = (
@@ -98,14 +99,16 @@ class Session:
         "clock",
         "leases",
         "number",
+        "owner",
         "reader",
         "rows_per_s",
         "seen_s",
         "waits",
     )
 
-    def __init__(self, session: int, catalog: Catalog, now_s: float) -> None:
+    def __init__(self, session: int, catalog: Catalog, now_s: float, owner: str = "") -> None:
         self.number = session
+        self.owner = owner
         self.catalog = catalog
         self.clock = 0
         self.reader: Reader | None = None
