@@ -60,7 +60,9 @@ class TransportOptions:
         cache_size: What it may hold, in bytes; ``None`` leaves the choice to the process that starts the daemon. Given
             as ``None``: ``CACHELOADER_CACHE_SIZE``.
         timeout_s: Longest wait for one shard, and for one sign of life while a data set is resolved; above 0.
-        hello_timeout_s: Longest wait for a daemon to answer a new connection; above 0.
+        hello_timeout_s: Longest wait for a daemon's sign of life, above 0: for the answer to a new connection, and
+            between two messages while a shard is waited for. A daemon that is silent for longer hangs; then this
+            process reads straight from the origin until it wakes up.
         launch_timeout_s: Longest wait for a private daemon to start, recovery of its cache included; above 0.
         fallback_after_s: How long to wait for a lost daemon before reading straight from the origin; 0 or more.
         idle_timeout_s: A private daemon leaves when nobody was connected for so long; above 0.

@@ -63,6 +63,7 @@ async def transfer(
     limits: TransferLimits,
     slots: TransferSlots,
     urgency: Urgency | None = None,
+    failed: Callable[[OriginError], None] | None = None,
     random_unit: Callable[[], float] = random.random,
 ) -> None:
     """Copy all bytes of exactly the version ``info`` names. When it fails for good, its other requests are cancelled.
@@ -75,13 +76,21 @@ async def transfer(
         limits: Deadlines and width.
         slots: The budget that all transfers share; a slot is kept until the bytes are written.
         urgency: Whether somebody waits; prefetch if ``None``.
+        failed: Told of each request that failed, also of those that are asked again.
         random_unit: Gives random numbers in [0, 1).
 
     Raises:
         OriginError: A request failed in a way that asking again does not cure, or until its deadline.
     """
     urgency = urgency or Urgency()
-    retries = _Retries(host=origin.origin_id, limits=limits, slots=slots, urgency=urgency, random_unit=random_unit)
+    retries = _Retries(
+        host=origin.origin_id,
+        limits=limits,
+        slots=slots,
+        urgency=urgency,
+        failed=failed or _ignore,
+        random_unit=random_unit,
+    )
     if not info.size_bytes:  # the version still has to be right
         empty = ByteRange(start=0, stop=0)
         await retries.run(lambda: origin.read_range(info.uri, empty, version=info.version), empty, info.uri, _drop)
@@ -157,6 +166,7 @@ class _Retries:
     limits: TransferLimits
     slots: TransferSlots
     urgency: Urgency
+    failed: Callable[[OriginError], None]
     random_unit: Callable[[], float]
 
     async def run(
@@ -196,6 +206,7 @@ class _Retries:
                     except OriginError as error:
                         last = error
                         failures += 1
+                        self.failed(error)
                         if isinstance(error, OriginThrottled):
                             self.slots.throttled(self.host, started_s=started_s)
                         delay_s = self.limits.backoff.delay_s(failures, self.random_unit())
@@ -243,4 +254,8 @@ def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _drop(_body: Bytes) -> None:
+    return None
+
+
+def _ignore(_error: OriginError) -> None:
     return None

@@ -11,10 +11,16 @@ from __future__ import annotations
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
 """Raised with each incompatible change. A side speaks this version and ``OLDEST_VERSION`` and all between."""
 
 OLDEST_VERSION = 1
+
+SIGNS_OF_LIFE = 2
+"""The version from which on a peer says something at least every ``HEARTBEAT_S`` seconds while a request waits, so that
+a long silence means that it hangs; and from which on it takes the newer fields of ``Report``."""
+
+HEARTBEAT_S = 2.0
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -87,16 +93,20 @@ class Release(_Message, frozen=True, kw_only=True):
     shard: int
 
 
-class Report(_Message, frozen=True, kw_only=True):
-    """What the training thread saw since the last report. No reply.
+class Report(_Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What the client saw since the last report. No reply.
 
     Attributes:
         fetch_seconds: Waiting time inside ``next(loader)``, one number a batch.
         samples: Samples delivered.
+        fallbacks: Times that a session went away from this daemon, which did not answer, and read the origin itself.
+        away_seconds: For how long.
     """
 
     fetch_seconds: list[float]
     samples: int
+    fallbacks: int = 0
+    away_seconds: float = 0.0
 
 
 class GetStatus(_Message, frozen=True, kw_only=True):
@@ -128,7 +138,7 @@ class Welcome(_Message, frozen=True, kw_only=True):
 
 
 class Progress(_Message, frozen=True, kw_only=True):
-    """A request is being worked on.
+    """A request is being worked on; told at least every ``HEARTBEAT_S`` as long as the client reads.
 
     Attributes:
         stage: What is being done, such as ``"listing"`` or ``"counting samples"``.

@@ -14,7 +14,7 @@ from cacheloader.errors import DaemonUnavailable, DeadlineExceeded, ProtocolErro
 from cacheloader.protocol import messages
 from cacheloader.transport.embedded import SOCKET_NAME
 from cacheloader.transport.endpoint import connect
-from cacheloader.transport.link import Link
+from cacheloader.transport.link import Link, PeerSilent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ def stop_daemon(cache_dir: Path, *, timeout_s: float = TIMEOUT_S) -> bool:
         Whether one was running.
 
     Raises:
-        DeadlineExceeded: It is still there after ``timeout_s``.
+        DeadlineExceeded: It is still there after ``timeout_s``, or does not answer at all.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -69,6 +69,8 @@ def stop_daemon(cache_dir: Path, *, timeout_s: float = TIMEOUT_S) -> bool:
             finally:
                 if process is not None:
                     os.close(process)
+    except PeerSilent as error:
+        raise DeadlineExceeded(error.message) from error
     except DaemonUnavailable:
         return False
     return True

@@ -13,6 +13,7 @@ from cacheloader.errors import ConfigError, DaemonError, DaemonUnavailable, Dead
 from cacheloader.protocol import messages
 from cacheloader.protocol.plans import Accesses
 from cacheloader.transport.leasing import Wanted, lease
+from cacheloader.transport.link import PeerSilent
 from cacheloader.transport.opening import Subject
 from cacheloader.transport.statistics import TransportStatistics
 
@@ -137,9 +138,10 @@ class DaemonTransport:
         """The result of ``task``, on as many connections as it takes."""
         assert self._subject is not None
         failures = 0
+        hangs = False
         before = ""
         while True:
-            link = self._route.ready(self._subject, avoid_home=failures >= _AVOID_HOME_AFTER)
+            link = self._route.ready(self._subject, avoid_home=hangs or failures >= _AVOID_HOME_AFTER)
             try:
                 self._tell_plan(link)
                 return task(link)
@@ -147,6 +149,7 @@ class DaemonTransport:
                 raise DeadlineExceeded(f"{error.message}{before}", uri=error.uri) from error
             except DaemonError as error:
                 failures += 1
+                hangs = isinstance(error, PeerSilent)
                 before = f"; before that, {error.message}"
                 self._route.lost(error)
                 if failures >= _GIVE_UP_AFTER:

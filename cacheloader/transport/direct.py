@@ -34,6 +34,7 @@ class DirectWorker:
 
     name = "its own helper process"
     is_private = True
+    greets_late = True
     patience_s = 3.0
     longest_pause_s = 5.0
 

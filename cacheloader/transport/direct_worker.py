@@ -54,6 +54,8 @@ class Conversation:
         self._dataset: DirectDataset | None = None
         self._outgoing: deque[tuple[bytes, int | None]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: dict[int, messages.Progress] = {}  # request to the latest news of it
+        self._beat: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -119,7 +121,8 @@ class Conversation:
             now = self._loop.time()
             if stage != last_stage or done == total or now - last_news_s >= _PROGRESS_PAUSE_S:
                 last_news_s, last_stage = now, stage
-                self._say(messages.Progress(id=request.id, stage=stage, done=done, total=total))
+                self._waiting[request.id] = messages.Progress(id=request.id, stage=stage, done=done, total=total)
+                self._say(self._waiting[request.id])
 
         if self._dataset is not None:
             raise ProtocolError("one connection reads one data set; open another connection for another data set")
@@ -153,6 +156,17 @@ class Conversation:
         task = self._loop.create_task(self._guarded(request_id, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._waiting[request_id] = messages.Progress(id=request_id, stage="asking the origin", done=0, total=0)
+        if self._beat is None:
+            self._beat = self._loop.call_later(messages.HEARTBEAT_S, self._give_signs_of_life)
+
+    def _give_signs_of_life(self) -> None:
+        self._beat = None
+        if self._waiting and not self._ended.is_set():
+            if not self._outgoing:
+                for news in self._waiting.values():
+                    self._say(news)
+            self._beat = self._loop.call_later(messages.HEARTBEAT_S, self._give_signs_of_life)
 
     async def _guarded(self, request_id: int, work: Coroutine[None, None, None]) -> None:
         try:
@@ -162,6 +176,8 @@ class Conversation:
         except Exception as error:  # noqa: BLE001  (an answer that never comes would be worse)
             _log.exception("request %d failed", request_id)
             self._fail(request_id, DaemonError(f"reading without a daemon failed: {type(error).__name__}: {error}"))
+        finally:
+            self._waiting.pop(request_id, None)
 
     def _fail(self, request_id: int, error: CacheloaderError) -> None:
         self._say(frames.failed(request_id, error))

@@ -57,6 +57,7 @@ class PrivateDaemon:
     """
 
     is_private = True
+    greets_late = False
     patience_s = 10.0
     longest_pause_s = 300.0  # an attempt may cost the start of a process
 

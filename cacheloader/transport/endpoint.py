@@ -42,6 +42,11 @@ class Endpoint(Protocol):
         ...
 
     @property
+    def greets_late(self) -> bool:
+        """Whether ``connect`` returns before the peer has started, so that its greeting takes as long as its start."""
+        ...
+
+    @property
     def patience_s(self) -> float:
         """How long a peer that does not answer is tried again before the session reads elsewhere."""
         ...
@@ -82,6 +87,7 @@ class SharedDaemon:
     """
 
     is_private = False
+    greets_late = False
     launch_s = 0.0
     longest_pause_s = 5.0
 

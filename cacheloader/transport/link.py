@@ -30,6 +30,10 @@ class PeerGone(DaemonUnavailable):
     """Nobody answers at the other end, any more or just now; a new connection may find it again."""
 
 
+class PeerSilent(PeerGone):
+    """Somebody is at the other end and says nothing: it hangs, or was stopped. To ask again at once does not help."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """One reply that belongs to the request under way.
@@ -64,15 +68,20 @@ class Link:
     Args:
         sock: A connected SEQPACKET socket; the link owns it from here on.
         peer: Who is at the other end, for errors.
+        silence_s: How long a peer that promises signs of life may say nothing while a request waits; ``None`` to wait
+            until the request's own deadline.
     """
 
-    def __init__(self, sock: socket.socket, *, peer: str) -> None:
+    def __init__(self, sock: socket.socket, *, peer: str, silence_s: float | None = None) -> None:
         # The socket itself never waits, ``_wait`` does: a timeout set on it would be shared with the release of a lease
         # that the garbage collector runs between two lines of ``receive``.
         sock.settimeout(0.0)
         self.peer = peer
         self.end = ""
         """Why the connection was lost, "" as long as it is not known to be."""
+        self.version = 0
+        """What was agreed on with the peer, 0 before."""
+        self._silence_s = silence_s
         self._sock: socket.socket | None = sock
         self._last_id = 0
         self._released: deque[int] = deque()
@@ -109,20 +118,39 @@ class Link:
 
         Raises:
             ProtocolError: The peer speaks no common version, or another protocol.
-            PeerGone: It went away or did not answer in time.
+            PeerGone: It went away.
+            PeerSilent: It did not answer in time.
+        """
+        self.say_hello()
+        try:
+            return self.hear_welcome(deadline=deadline)
+        except TimeoutError:
+            raise self._silent("it accepted the connection and has not answered it") from None
+
+    def say_hello(self) -> None:
+        """The first half of ``hello``; never waits.
+
+        Raises:
+            PeerGone: The peer is gone.
         """
         client = f"cacheloader {cacheloader.__version__} python {platform.python_version()} pid {os.getpid()}"
         hello = messages.Hello(oldest=messages.OLDEST_VERSION, newest=messages.VERSION, client=client)
-        try:
-            self.send(hello, deadline=deadline)
-            answer = self._receive(deadline)
-        except TimeoutError as error:
-            raise PeerGone(f"{self.peer} accepted a connection and did not answer it in time") from error
+        self.send(hello, deadline=0.0)  # the first message always fits
+
+    def hear_welcome(self, *, deadline: float) -> messages.Welcome:
+        """The second half of ``hello``.
+
+        Raises:
+            TimeoutError: The answer is not there yet; this may be called again.
+            ProtocolError, PeerGone: As in ``hello``.
+        """
+        answer = self._receive(deadline)
         if isinstance(answer.reply, messages.Failed):
             raise from_wire(answer.reply.kind, answer.reply.message, answer.reply.uri)
         if not isinstance(answer.reply, messages.Welcome) or answer.fd is not None:
             answer.close()
             raise ProtocolError(f"{self.peer} answered Hello with {type(answer.reply).__name__}")
+        self.version = answer.reply.version
         return answer.reply
 
     def send(self, request: messages.Request, fd: int | None = None, *, deadline: float) -> None:
@@ -130,8 +158,18 @@ class Link:
 
         Raises:
             PeerGone: The peer is gone.
-            TimeoutError: It does not read.
+            PeerSilent: It does not read, and should.
+            TimeoutError: It does not read until the deadline.
         """
+        until = self._patience(deadline)
+        try:
+            self._send_all(request, fd, until)
+        except TimeoutError:
+            if until >= deadline:
+                raise
+            raise self._silent("it does not read its messages") from None
+
+    def _send_all(self, request: messages.Request, fd: int | None, deadline: float) -> None:
         with self._sending:
             for waiting in self._put_off():
                 self._send(waiting, None, deadline)
@@ -157,10 +195,17 @@ class Link:
         Raises:
             CacheloaderError: The peer reported that the request failed, as the class that it named.
             PeerGone: The peer is gone, or said that it is leaving.
+            PeerSilent: It should have given a sign of life long ago.
             TimeoutError: Nothing came until the deadline.
         """
         while True:
-            answer = self._receive(deadline)
+            until = self._patience(deadline)
+            try:
+                answer = self._receive(until)
+            except TimeoutError:
+                if until >= deadline:
+                    raise
+                raise self._silent("it says nothing while a request waits") from None
             reply = answer.reply
             if isinstance(reply, messages.Failed) and reply.id in (0, request_id):
                 answer.close()
@@ -265,6 +310,21 @@ class Link:
         if self._sock is None:
             raise PeerGone(f"the connection to {self.peer} is closed")
         return self._sock
+
+    def _patience(self, deadline: float) -> float:
+        """The end of the next wait for the peer."""
+        if self._silence_s is None or self.version < messages.SIGNS_OF_LIFE:
+            return deadline
+        return min(deadline, time.monotonic() + self._silence_s)
+
+    def _silent(self, what: str) -> PeerSilent:
+        pid = 0 if self._sock is None else fdpass.peer_credentials(self._sock).pid
+        self.close()
+        # The other end of a socket pair is this process's own, and that of an activated socket is the supervisor.
+        known = pid > 1 and pid not in (os.getpid(), os.getppid())
+        who = f" (pid {pid}): wake it with kill -CONT {pid}, or end it with kill -9 {pid}" if known else ""
+        self.end = f"{self.peer} hangs or was stopped, since {what}{who}"
+        return PeerSilent(self.end)
 
     def _lost(self, why: str) -> PeerGone:
         self.close()

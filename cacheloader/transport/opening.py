@@ -14,6 +14,7 @@ from cacheloader import fdpass
 from cacheloader.errors import ConfigError, DeadlineExceeded, ProtocolError, StateMismatch
 from cacheloader.manifest.record import Manifest
 from cacheloader.protocol import frames, messages
+from cacheloader.transport.link import PeerGone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,6 +94,18 @@ class Opening:
             link.send(messages.OpenDataset(id=self._id, digest=subject.digest), fd, deadline=deadline)
         finally:
             os.close(fd)
+
+    @classmethod
+    def begin(cls, link: Link, subject: Subject, *, private: bool, timeout_s: float) -> Opening:
+        """As the constructor, for a peer that has just answered.
+
+        Raises:
+            PeerGone: It does not take the request.
+        """
+        try:
+            return cls(link, subject, private=private, deadline=time.monotonic() + timeout_s)
+        except TimeoutError as error:
+            raise PeerGone(f"{link.peer} does not read its messages") from error
 
     def finish(self, *, deadline: float) -> Manifest:
         """The manifest, if it comes before the deadline.

@@ -2,13 +2,13 @@
 
 *Home* is the daemon that the user asked for. When its connection breaks, the session connects again, with a jittered
 pause between attempts, for as long as the home endpoint is patient; a private daemon is started again by that. If it
-does not come back, or breaks again and again, the session goes *away*: it reads through the substitute, a helper
-process of its own that needs no daemon, in the same order and at the cost of reading the origin again. From there it
-looks for home now and then when a shard is asked for, lets its data set be opened there while it goes on reading, and
-moves back once that is done.
+does not come back, or breaks again and again, or hangs, the session goes *away*: it reads through the substitute, a
+helper process of its own that needs no daemon, in the same order and at the cost of reading the origin again. From
+there it looks for home now and then when a shard is asked for (see ``homecoming``) and moves back once its data set is
+open there; then it tells the daemon for how long it was missed.
 
-A data set that nobody has opened yet is never opened away from home: a wrong socket path should be an error at the
-start, and not a run in which every process reads everything for itself.
+A data set that nobody has opened yet is opened away from home only where a daemon listens and hangs: a wrong socket
+path should be an error at the start, and not a run in which every process reads everything for itself.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from cacheloader.errors import CacheloaderError, DaemonError, DaemonUnavailable, DeadlineExceeded
+from cacheloader.errors import DaemonError, DaemonUnavailable, DeadlineExceeded
+from cacheloader.protocol import messages
 from cacheloader.transport.endpoint import pause_s
-from cacheloader.transport.link import Link, PeerGone
+from cacheloader.transport.homecoming import Homecoming
+from cacheloader.transport.link import Link, PeerGone, PeerSilent
 from cacheloader.transport.opening import Opening
 from cacheloader.transport.statistics import RouteStatistics
 
@@ -31,10 +33,7 @@ if TYPE_CHECKING:
     from cacheloader.transport.endpoint import Endpoint
     from cacheloader.transport.opening import Subject
 
-_FIRST_LOOK_AFTER_S = 1.0
-_LOOK_S = 1.0
-_LOOK_LAUNCH_S = 5.0
-_GLANCE_S = 0.05
+_LEAST_WAIT_S = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -54,12 +53,13 @@ class Route:
         self._options = options
         self._link: Link | None = None
         self._is_away = False
-        self._return: tuple[Link, Opening] | None = None
-        self._looks = 0
-        self._next_look = 0.0
+        self._homecoming = Homecoming(home, options)
         self._reconnects = 0
         self._fallbacks = 0
         self._returns = 0
+        self._went_away_s = 0.0
+        self._away_s = 0.0
+        self._untold = (0, 0.0)  # fallbacks, seconds away
 
     @property
     def link(self) -> Link | None:
@@ -75,6 +75,7 @@ class Route:
             reconnects=self._reconnects,
             fallbacks=self._fallbacks,
             returns=self._returns,
+            away_seconds=self._away_s + (time.monotonic() - self._went_away_s if self._is_away else 0.0),
         )
 
     def open(self, subject: Subject, progress: Callable[[str, int, int], None] | None) -> Manifest:
@@ -96,7 +97,7 @@ class Route:
         try:
             self._link, manifest = self._open_at(self._home, subject, wait)
         except DaemonError as error:
-            if self._substitute is None or not subject.digest:
+            if self._substitute is None or not (subject.digest or isinstance(error, PeerSilent)):
                 raise
             self._go_away(error)
             self._link, manifest = self._open_at(self._substitute, subject, wait)
@@ -115,13 +116,16 @@ class Route:
         """
         avoid_home = avoid_home and self._substitute is not None
         if self.link is not None and self._is_away:
-            self._look_for_home(subject)
+            home = self._homecoming.look(subject)
+            if home is not None:
+                self._come_home(home)
         link = self.link
         if link is not None and (self._is_away or not avoid_home):
             return link
         lost = self._link
         self._leave()
-        cause: DaemonError = DaemonUnavailable(f"{self._home.name} failed again and again")
+        end = lost.end if lost is not None else ""
+        cause: DaemonError = DaemonUnavailable(end or f"{self._home.name} failed again and again")
         if not avoid_home:
             try:
                 self._link, _ = self._open_at(self._home, subject, self._wait_at_home)
@@ -134,6 +138,7 @@ class Route:
                     level = logging.INFO if self._reconnects else logging.WARNING
                     _logger.log(level, "%s; connected again", lost.end or f"{lost.peer} failed")
                     self._reconnects += 1
+                self._tell_absence()
                 return self._link
         assert self._substitute is not None
         self._go_away(cause)
@@ -149,7 +154,7 @@ class Route:
     def close(self) -> None:
         """Close all connections and end what was started for this session alone; again does nothing."""
         self._leave()
-        self._forget_return()
+        self._homecoming.forget()
         self._home.close()
         if self._substitute is not None:
             self._substitute.close()
@@ -160,20 +165,43 @@ class Route:
             link.close()
         if self._is_away and self._substitute is not None:
             self._substitute.close()
+            away_s = time.monotonic() - self._went_away_s
+            self._away_s += away_s
+            self._untold = (self._untold[0], self._untold[1] + away_s)
         self._is_away = False
 
     def _go_away(self, cause: DaemonError) -> None:
         assert self._substitute is not None
         self._is_away = True
+        self._went_away_s = time.monotonic()
         self._fallbacks += 1
-        self._looks = 0
-        self._next_look = time.monotonic() + _FIRST_LOOK_AFTER_S
+        self._untold = (self._untold[0] + 1, self._untold[1])
+        self._homecoming.begin()
         _logger.warning(
             "%s; this process reads the origin through %s until %s is back",
             cause.message,
             self._substitute.name,
             self._home.name,
         )
+
+    def _come_home(self, link: Link) -> None:
+        self._leave()
+        self._link = link
+        self._returns += 1
+        _logger.warning("%s is back; reading through it again", self._home.name)
+        self._tell_absence()
+
+    def _tell_absence(self) -> None:
+        """Let the daemon count how often and for how long it was missed; nothing is lost if it does not take that."""
+        link, (fallbacks, away_s) = self._link, self._untold
+        if link is None or not fallbacks or link.version < messages.SIGNS_OF_LIFE:
+            return
+        self._untold = (0, 0.0)
+        report = messages.Report(fetch_seconds=[], samples=0, fallbacks=fallbacks, away_seconds=away_s)
+        try:
+            link.send(report, deadline=0.0)
+        except (DaemonError, TimeoutError) as error:
+            _logger.info("%s does not hear that it was missed: %s", self._home.name, error)
 
     def _open_at(
         self, endpoint: Endpoint, subject: Subject, wait: Callable[[Link, Opening], Manifest]
@@ -185,11 +213,16 @@ class Route:
             try:
                 link = self._connect(endpoint, subject.manifest, patience_s=until - time.monotonic())
                 try:
-                    return link, wait(link, self._begin(link, endpoint, subject))
+                    opening = Opening.begin(
+                        link, subject, private=endpoint.is_private, timeout_s=self._options.hello_timeout_s
+                    )
+                    return link, wait(link, opening)
                 except BaseException:
-                    if self._return is None or self._return[0] is not link:
+                    if not self._homecoming.owns(link):
                         link.close()
                     raise
+            except PeerSilent:
+                raise
             except PeerGone:
                 if time.monotonic() + (pause := pause_s(attempt)) >= until:
                     raise
@@ -203,82 +236,31 @@ class Route:
         """As ``_wait``, but where there is a substitute, what takes long goes on by itself while one reads there."""
         if self._substitute is None:
             return self._wait(link, opening)
-        self._forget_return()
+        self._homecoming.forget()
         try:
-            return opening.finish(deadline=time.monotonic() + max(_LOOK_S, self._home.patience_s))
+            return opening.finish(deadline=time.monotonic() + max(_LEAST_WAIT_S, self._home.patience_s))
         except TimeoutError as error:
-            self._return = (link, opening)
+            self._homecoming.adopt(link, opening)
             raise DeadlineExceeded(f"{self._home.name} needs time to open the data set again") from error
 
-    def _look_for_home(self, subject: Subject) -> None:
-        """Move back if home is there with the data set open; never fails, and waits no longer than a glance."""
-        now = time.monotonic()
-        glance_s = 0.0
-        try:
-            if self._return is None:
-                if now < self._next_look:
-                    return
-                link = self._connect(self._home, subject.manifest, patience_s=_LOOK_S, look=True)
-                self._return = (link, self._begin(link, self._home, subject))
-                glance_s = _GLANCE_S
-            link, opening = self._return
-            opening.finish(deadline=now + glance_s)
-        except TimeoutError:
-            return
-        except CacheloaderError as error:
-            # Even a refusal of the data set by home does not matter as long as reading elsewhere works.
-            self._forget_return()
-            self._looks += 1
-            self._next_look = time.monotonic() + min(
-                _FIRST_LOOK_AFTER_S * 2 ** min(self._looks, 16), self._home.longest_pause_s
-            )
-            _logger.info("looked for %s: %s", self._home.name, error.message)
-            return
-        self._return = None
-        self._leave()
-        self._link = link
-        self._returns += 1
-        _logger.warning("%s is back; reading through it again", self._home.name)
-
-    def _forget_return(self) -> None:
-        returning, self._return = self._return, None
-        if returning is not None:
-            returning[0].close()
-
-    def _connect(self, endpoint: Endpoint, manifest: Manifest | None, *, patience_s: float, look: bool = False) -> Link:
+    def _connect(self, endpoint: Endpoint, manifest: Manifest | None, *, patience_s: float) -> Link:
         """One attempt at a connection that has been greeted.
 
         Args:
             endpoint: Where to.
             manifest: The data set, if it is known; then somebody is in the middle of reading it.
             patience_s: How much time is left for a peer that should be there.
-            look: Whether it is only a look, taken while the reading goes on elsewhere.
         """
-        if look:
-            wait_s = min(endpoint.launch_s, _LOOK_LAUNCH_S) or _LOOK_S
-        elif endpoint.launch_s:
+        hello_s = self._options.hello_timeout_s
+        # A daemon that is still starting keeps a queue of connections and answers them late.
+        wait_s = patience_s if manifest is not None and not endpoint.launch_s else max(patience_s, hello_s)
+        if endpoint.greets_late:
             wait_s = endpoint.launch_s
-        elif manifest is None:
-            # A daemon that is still starting keeps a queue of connections and answers them late.
-            wait_s = max(patience_s, self._options.hello_timeout_s)
-        else:
-            wait_s = patience_s
-        deadline = time.monotonic() + wait_s
-        link = Link(endpoint.connect(deadline=deadline, manifest=manifest), peer=endpoint.name)
+        sock = endpoint.connect(deadline=time.monotonic() + (endpoint.launch_s or max(wait_s, 0.0)), manifest=manifest)
+        link = Link(sock, peer=endpoint.name, silence_s=hello_s)
         try:
-            endpoint.check(link.hello(deadline=max(deadline, time.monotonic() + _LOOK_S)))
+            endpoint.check(link.hello(deadline=time.monotonic() + max(wait_s, _LEAST_WAIT_S)))
         except BaseException:
             link.close()
             raise
         return link
-
-    def _begin(self, link: Link, endpoint: Endpoint, subject: Subject) -> Opening:
-        try:
-            return Opening(
-                link,
-                subject,
-                private=endpoint.is_private,
-                deadline=time.monotonic() + self._options.hello_timeout_s,
-            )
-        except TimeoutError as error:
-            raise PeerGone(f"{endpoint.name} does not read its messages") from error

@@ -15,6 +15,7 @@ class RouteStatistics:
         reconnects: Connections to home that were made because an earlier one was lost.
         fallbacks: Times that it went away from home.
         returns: Times that it came back.
+        away_seconds: Time spent away, the present one included.
     """
 
     peer: str
@@ -22,6 +23,7 @@ class RouteStatistics:
     reconnects: int
     fallbacks: int
     returns: int
+    away_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

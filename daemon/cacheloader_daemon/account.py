@@ -64,7 +64,9 @@ class AccountRecord:
         remote_read_bytes: Bytes of fetched shards, by reason: ``demand``, ``prefetch``, ``bypass``.
         fetch_failures: Fetches that ended without a shard, by error class.
         samples: Samples that training loops took.
-        invalid_reports: Reports of training loops that held numbers which are no waiting times.
+        invalid_reports: Reports of clients that held numbers which are no waiting times.
+        fallbacks: Times that a session found this daemon hanging or gone and read the origin itself.
+        away_seconds: For how long, over all sessions.
         shard_fetch_s: Seconds from a fetch's start to its end, for shards that arrived.
         batch_wait_s: Seconds that training threads waited inside ``next(loader)``.
     """
@@ -74,6 +76,8 @@ class AccountRecord:
     fetch_failures: Mapping[str, int]
     samples: int
     invalid_reports: int
+    fallbacks: int
+    away_seconds: float
     shard_fetch_s: HistogramRecord
     batch_wait_s: HistogramRecord
 
@@ -89,6 +93,8 @@ class Account:
     fetch_failures: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     invalid_reports: int = 0
+    fallbacks: int = 0
+    away_seconds: float = 0.0
     shard_fetch_s: Histogram = field(default_factory=lambda: Histogram(SHARD_FETCH_EDGES_S))
     batch_wait_s: Histogram = field(default_factory=lambda: Histogram(BATCH_WAIT_EDGES_S))
 
@@ -101,6 +107,14 @@ class Account:
         self.samples += samples
         for wait in waits:
             self.batch_wait_s.add(wait)
+
+    def missed(self, fallbacks: int, away_seconds: float) -> None:
+        """Count that a session could not reach this daemon, as the session reports it."""
+        if fallbacks < 0 or not 0 <= away_seconds < math.inf:
+            self.invalid_reports += 1
+            return
+        self.fallbacks += fallbacks
+        self.away_seconds += away_seconds
 
     def disk_failed(self, now_s: float) -> None:
         """Count a failed call to the cache's disk."""
@@ -115,6 +129,8 @@ class Account:
             fetch_failures=dict(self.fetch_failures),
             samples=self.samples,
             invalid_reports=self.invalid_reports,
+            fallbacks=self.fallbacks,
+            away_seconds=self.away_seconds,
             shard_fetch_s=self.shard_fetch_s.record(),
             batch_wait_s=self.batch_wait_s.record(),
         )

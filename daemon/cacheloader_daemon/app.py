@@ -309,6 +309,8 @@ class _Daemon:
         workers = resource.getrusage(resource.RUSAGE_CHILDREN)
         account = self._account
         is_sick = account.disk_trouble_s is not None and self._loop.time() - account.disk_trouble_s < DEGRADED_S
+        troubles = self._runtime.origin_troubles()
+        degraded = {"disk": is_sick, "origin": bool(troubles)}
         return DaemonStatus(
             version=cacheloader.__version__,
             pid=os.getpid(),
@@ -318,10 +320,11 @@ class _Daemon:
             cpu_s=own.ru_utime + own.ru_stime,
             index_cpu_s=workers.ru_utime + workers.ru_stime,
             connections=self._server.num_connections,
-            degraded=("disk",) if is_sick else (),
+            degraded=tuple(reason for reason, holds in degraded.items() if holds),
             workers_lost=self._preparers.num_lost,
             plan=self._runtime.plan_statistics(),
             transfers=self._slots.statistics(),
+            origin_troubles=troubles,
             account=account.record(),
             sessions=tuple(self._runtime.session_records()[:MAX_SESSIONS]),
         )

@@ -17,6 +17,7 @@ from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, DaemonError, DaemonUnavailable, StateMismatch
 from cacheloader.manifest.record import Manifest
 from cacheloader.protocol import frames
+from cacheloader.protocol.messages import HEARTBEAT_S
 from cacheloader_daemon.shards import Dataset
 from cacheloader_daemon.store import DiskTrouble
 
@@ -42,8 +43,6 @@ MAX_ORIGINS = 32
 """Origins kept open; above this, those that no data set needs are closed."""
 
 PROGRESS_INTERVAL_S = 0.1
-HEARTBEAT_S = 5.0
-"""A step that takes long (one large shard) still gives signs of life."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -53,7 +52,7 @@ class _Opening:
     outcome: asyncio.Future[Dataset | CacheloaderError]
     listeners: list[Tell] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
-    stage: str = ""
+    stage: str = "opening"
     done: int = 0
     total: int = 0
     told_s: float = 0.0
@@ -68,9 +67,8 @@ class _Opening:
     def repeat(self, *, now_s: float) -> None:
         """Tell the latest state again."""
         self.told_s = now_s
-        if self.stage:
-            for listener in list(self.listeners):
-                listener(self.stage, self.done, self.total)
+        for listener in list(self.listeners):
+            listener(self.stage, self.done, self.total)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -199,7 +197,7 @@ class Datasets:
 
     async def _beat(self, opening: _Opening) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)  # a step that takes long (one large shard) gives signs of life too
             opening.repeat(now_s=self._loop.time())
 
     async def _resolve(self, opening: _Opening, block: bytes, digest: str, *, environment_counts: bool) -> Dataset:

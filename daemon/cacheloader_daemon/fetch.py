@@ -10,11 +10,14 @@ from cacheloader import fdpass
 from cacheloader.formats.base import index_samples
 from cacheloader.origin.slots import Urgency
 from cacheloader.origin.transfer import transfer
+from cacheloader_daemon.arrivals import Arrivals
 from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
 from cacheloader_daemon.prepare import DiskReadFailed
 from cacheloader_daemon.store import DiskTrouble, disk_trouble
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from cacheloader.origin.base import Bytes
     from cacheloader.origin.slots import TransferSlots
     from cacheloader.origin.transfer import TransferLimits
@@ -37,6 +40,9 @@ class Fetcher:
         limits: Width and deadlines of one transfer.
         quick: Threads for calls that a reader waits for.
         bulk: Threads for writes.
+
+    Attributes:
+        arrivals: What is on its way.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Fetcher:
         self._limits = limits
         self._quick = quick
         self._bulk = bulk
+        self.arrivals = Arrivals()
         self._urgencies: dict[bytes, Urgency] = {}
         self._memory_fetches = asyncio.Semaphore(MAX_MEMORY_FETCHES)
 
@@ -89,9 +96,7 @@ class Fetcher:
             async def write_at(offset: int, body: Bytes) -> None:
                 await self._bulk.run(incoming.write_at, offset, body)
 
-            await transfer(
-                source.origin, source.info, write_at, limits=self._limits, slots=self._slots, urgency=urgency
-            )
+            await self._transfer(source, write_at, urgency)
             prepared = await self._prepare(source, incoming.fd)
             try:
                 used_bytes = await self._quick.run(_commit, incoming, prepared)
@@ -121,14 +126,7 @@ class Fetcher:
                 async def write_at(offset: int, body: Bytes) -> None:
                     await self._bulk.run(_write_whole, data_fd, offset, body)
 
-                await transfer(
-                    source.origin,
-                    source.info,
-                    write_at,
-                    limits=self._limits,
-                    slots=self._slots,
-                    urgency=Urgency(demanded=True),
-                )
+                await self._transfer(source, write_at, Urgency(demanded=True))
                 fdpass.seal(data_fd)
                 prepared = await self._prepare(source, data_fd)
             except BaseException:
@@ -188,6 +186,25 @@ class Fetcher:
             DiskTrouble: It cannot be measured.
         """
         return await self._quick.run(self._store.overhead_bytes)
+
+    async def _transfer(
+        self, source: ShardSource, write: Callable[[int, Bytes], Awaitable[None]], urgency: Urgency
+    ) -> None:
+        with self.arrivals.watch(source) as arrival:
+
+            async def write_at(offset: int, body: Bytes) -> None:
+                await write(offset, body)
+                arrival.arrived(memoryview(body).nbytes)
+
+            await transfer(
+                source.origin,
+                source.info,
+                write_at,
+                limits=self._limits,
+                slots=self._slots,
+                urgency=urgency,
+                failed=arrival.failed,
+            )
 
     async def _prepare(self, source: ShardSource, fd: int) -> Prepared:
         info = source.info

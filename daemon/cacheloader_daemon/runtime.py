@@ -21,6 +21,7 @@ from cacheloader.errors import (
     QuotaTooSmall,
     masked_urls,
 )
+from cacheloader_daemon.arrivals import News
 from cacheloader_daemon.bringing import Bringer
 from cacheloader_daemon.memory import MemoryServing
 from cacheloader_daemon.plan import effects, events
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from cacheloader.protocol.plans import Accesses
     from cacheloader_daemon.account import Account
+    from cacheloader_daemon.arrivals import OriginTrouble
     from cacheloader_daemon.fetch import Fetcher
     from cacheloader_daemon.lease import ShardLease
     from cacheloader_daemon.plan.machine import Planner
@@ -138,6 +140,15 @@ class Runtime:
     def plan_statistics(self) -> PlannerStatistics:
         """What the planner knows."""
         return self._planner.statistics()
+
+    def origin_troubles(self) -> tuple[OriginTrouble, ...]:
+        """Stores that have failed since they last delivered a shard."""
+        return self._fetcher.arrivals.troubles()
+
+    def news(self, session: int, shard: int) -> News:
+        """How a request of the session for a shard stands."""
+        key = self._sessions[session].dataset.shards[shard].key
+        return self._fetcher.arrivals.news(key) or News(stage="waiting for its turn or for space in the cache")
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run ``work`` until it ends or the daemon does. It has to catch what it raises."""

@@ -12,6 +12,7 @@ from cacheloader_daemon.exposition import MetricsText, by
 if TYPE_CHECKING:
     from cacheloader.origin.slots import SlotStatistics
     from cacheloader_daemon.account import AccountRecord
+    from cacheloader_daemon.arrivals import OriginTrouble
     from cacheloader_daemon.plan.options import PlannerStatistics
     from cacheloader_daemon.runtime import SessionRecord
 
@@ -33,6 +34,7 @@ class DaemonStatus:
         workers_lost: Index workers that ended before they answered.
         plan: What the cache holds, and what was decided.
         transfers: Requests to origins now.
+        origin_troubles: Stores that have failed since they last delivered a shard.
         account: Counters since the start.
         sessions: What is being read, at most ``MAX_SESSIONS``.
     """
@@ -49,11 +51,12 @@ class DaemonStatus:
     workers_lost: int
     plan: PlannerStatistics
     transfers: SlotStatistics
+    origin_troubles: tuple[OriginTrouble, ...]
     account: AccountRecord
     sessions: tuple[SessionRecord, ...]
 
 
-DEGRADED_REASONS = ("disk",)
+DEGRADED_REASONS = ("disk", "origin")
 
 MAX_SESSIONS = 1000
 
@@ -121,6 +124,22 @@ def as_metrics(status: DaemonStatus) -> str:
     text.gauge("cacheloader_origin_requests_waiting", "Requests that wait for a slot.", status.transfers.waiting)
     text.counter(
         "cacheloader_origin_throttled_total", "Answers that asked to slow down.", status.transfers.throttled_total
+    )
+
+    text.gauge(
+        "cacheloader_origin_failures",
+        "Requests that failed since the store last delivered a shard.",
+        by("origin", {trouble.origin: trouble.failures for trouble in status.origin_troubles}),
+    )
+    text.counter(
+        "cacheloader_client_fallbacks_total",
+        "Times that a session found this daemon hanging or gone and read the origin itself.",
+        account.fallbacks,
+    )
+    text.counter(
+        "cacheloader_client_away_seconds_total",
+        "For how long sessions read the origin themselves.",
+        account.away_seconds,
     )
 
     text.gauge(

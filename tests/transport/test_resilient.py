@@ -250,6 +250,7 @@ class _Broken:
 
     name = "a broken daemon"
     is_private = True
+    greets_late = False
     launch_s = patience_s = longest_pause_s = 1.0
 
     def __init__(self) -> None:

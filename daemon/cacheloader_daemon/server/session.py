@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, assert_never
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, ConfigError, DaemonError, ProtocolError
 from cacheloader.protocol import messages
-from cacheloader.protocol.frames import MAX_SPEC_BYTES, failed
+from cacheloader.protocol.frames import MAX_SPEC_BYTES, failed, sendable
 from cacheloader_daemon.accesses import map_accesses
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from cacheloader_daemon.shards import Dataset
 
 log = logging.getLogger(__name__)
+
+MAX_NEWS_CHARACTERS = 1000
 
 LARGEST_CLOCK = 2**62
 """Rows over all epochs; above this, sums of clocks would no longer fit an int64."""
@@ -61,6 +63,9 @@ class Session:
         self._stop = stop
         self._status = status
         self._open_requests: set[int] = set()
+        self._acquiring: dict[int, int] = {}  # request to shard
+        self._loop = asyncio.get_running_loop()
+        self._beat: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening = False
         self._dataset: Dataset | None = None
@@ -85,6 +90,7 @@ class Session:
                 self._release(request)
             case messages.Report():
                 self._runtime.account.reported(request.fetch_seconds, request.samples)
+                self._runtime.account.missed(request.fallbacks, request.away_seconds)
             case _:
                 try:
                     admitted = self._admit(request.id)
@@ -100,6 +106,8 @@ class Session:
         """The client is gone: its requests, plan and leases end."""
         for task in list(self._tasks):
             task.cancel()
+        if self._beat is not None:
+            self._beat.cancel()
         if self._dataset is not None:
             self._runtime.close_session(self._session)
             self._dataset = None
@@ -148,6 +156,7 @@ class Session:
 
     def _finish(self, request_id: int, reply: messages.Reply, fd: int | None = None) -> None:
         self._open_requests.discard(request_id)
+        self._acquiring.pop(request_id, None)
         self._connection.send(reply, fd)
 
     def _fail(self, request_id: int, error: CacheloaderError) -> None:
@@ -226,7 +235,22 @@ class Session:
             self._connection.send(leased, outcome.data_fd)
             self._finish(request.id, index, outcome.index_fd)
 
+        self._acquiring[request.id] = request.shard
         self._runtime.demand(self._session, request.shard, deliver)
+        if self._beat is None and self._acquiring:
+            self._beat = self._loop.call_later(messages.HEARTBEAT_S, self._give_signs_of_life)
+
+    def _give_signs_of_life(self) -> None:
+        """Say how what waits stands; a client that hears nothing takes the daemon for hung."""
+        self._beat = None
+        if not self._acquiring or self._connection.is_closed:
+            return
+        if self._connection.num_outgoing == 0:
+            for request, shard in list(self._acquiring.items()):
+                news = self._runtime.news(self._session, shard)
+                stage = sendable(news.stage, MAX_NEWS_CHARACTERS)
+                self._connection.send(messages.Progress(id=request, stage=stage, done=news.done, total=news.total))
+        self._beat = self._loop.call_later(messages.HEARTBEAT_S, self._give_signs_of_life)
 
     def _release(self, request: messages.Release) -> None:
         self._opened("Release")
