@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cacheloader import errors as errors
+    from cacheloader import goodput as goodput
     from cacheloader.dataset import RemoteDataset as RemoteDataset
     from cacheloader.delivery import SKIP as SKIP
     from cacheloader.loader import DataLoader as DataLoader
@@ -26,14 +27,14 @@ _ROOMS = {
     "WeightsFrom": "cacheloader.order.mixture_schedule",
 }
 
-__all__ = ["SKIP", "DataLoader", "Mixture", "RemoteDataset", "WeightsFrom", "__version__", "errors"]
+__all__ = ["SKIP", "DataLoader", "Mixture", "RemoteDataset", "WeightsFrom", "__version__", "errors", "goodput"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
-    if name == "errors":
-        return import_module("cacheloader.errors")
+    if name in ("errors", "goodput"):
+        return import_module(f"cacheloader.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -12,6 +12,7 @@ import torch
 from cacheloader.batches import Collate, WholeBatches
 from cacheloader.device import to_device
 from cacheloader.errors import CacheloaderError, ConfigError
+from cacheloader.goodput import recorder as goodput
 from cacheloader.positioned import PositionedDataset
 from cacheloader.records import Records
 from cacheloader.workers import lost_worker
@@ -153,6 +154,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.num_skipped += note.num_skipped
         self.num_bad_samples += note.num_bad
         self._reporter.add(fetch_seconds, note.num_samples)
+        run = goodput.active()
+        if run is not None:
+            run.fetched(self, fetch_seconds, note.num_samples)
         if self._records:
             self._records.step(fetch_s=fetch_seconds, **note._asdict())
 
@@ -183,12 +187,17 @@ class _TimedIterator:
                 else "another iteration has begun since, or the position was moved, and this one no longer counts; "
                 "go on with a new iter(loader)"
             )
+        run = goodput.active()
+        if run is not None:
+            run.fetching(loader)
         begin = time.perf_counter()
         try:
             data, note = next(self._batches)
             loader._took(note, time.perf_counter() - begin, due=self._due())
         except StopIteration:
             self._is_over = True
+            if run is not None:
+                run.exhausted(loader)
             loader._reporter.flush()
             dataset.end_iteration()
             loader._delivered = 0
