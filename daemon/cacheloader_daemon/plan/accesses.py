@@ -89,6 +89,8 @@ class AccessTable:
         self._access = np.argsort(self.shard, kind="stable").astype(np.int32)
         self._span = np.zeros(num_shards + 1, dtype=np.int32)
         np.cumsum(np.bincount(self.shard, minlength=num_shards), out=self._span[1:])
+        self.used = np.diff(self._span) > 0
+        """bool [num_shards]; whether any access needs the shard."""
         self._until = _running_stop(self.stop_clock, self.shard, self._access)
         self.peak = self._sweep(reserve_bytes)
 

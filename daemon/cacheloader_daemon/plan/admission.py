@@ -6,20 +6,35 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, ServeFromMemory
+from cacheloader_daemon.plan.horizon import INFINITE
+from cacheloader_daemon.plan.pace import FetchTimes
 from cacheloader_daemon.plan.states import ShardState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cacheloader_daemon.plan.holdings import Holdings, Shard
-    from cacheloader_daemon.plan.horizon import Horizon
+    from cacheloader_daemon.plan.horizon import Horizon, Missing
     from cacheloader_daemon.plan.options import PlannerOptions
     from cacheloader_daemon.plan.readers import Session
 
 SLOW_ANSWERS = 8
-"""The default window holds this many times the shards in flight: of fetch times spread as a lognormal with sigma 1, the
-slowest of a thousand takes 13 times the mean, and half of what is in flight waits behind it at any moment. A guess
-until fetch times are measured here."""
+"""The window holds at most this many times the shards in flight: of fetch times spread as a lognormal with sigma 1, the
+slowest of a thousand takes 13 times the mean, and half of what is in flight waits behind it at any moment."""
+
+SMALL_PART = 20
+"""The window takes at most one part in so many of the cache: what it takes, shards that stay cannot have."""
+
+TAIL_FACTOR = 1.2
+"""Fetched ahead is what is needed within so many times the slowest fetch of a thousand; a simulation of such fetches
+waited 1 to 2 % of the time."""
+
+LEAST_AHEAD_S = 1.0
+"""And at least what is needed within this time: a blob has to be unlinked, the next one fetched, checked and indexed by
+processes that give way to others."""
+
+FILLING = 3 / 4
+"""Part of the fetches that may be under way for shards that are only to fill the cache."""
 
 
 class Room(Enum):
@@ -53,6 +68,7 @@ class Admission:
         self._holdings = holdings
         self._horizon = horizon
         self._sessions = sessions
+        self.fetch_times = FetchTimes()
         self._claimed_bytes = 0
         """Needs of shards that this round found to be waiting for evictions."""
 
@@ -61,8 +77,16 @@ class Admission:
         """Bound of the bytes fetched ahead and not used yet."""
         if self._options.lookahead_bytes is not None:
             return self._options.lookahead_bytes
-        busy_bytes = SLOW_ANSWERS * self._options.max_fetches * self._horizon.largest_shard_bytes
-        return max(2 * self._horizon.working_set_bytes, min(self._options.quota_bytes // 4, busy_bytes))
+        horizon, quota_bytes = self._horizon, self._options.quota_bytes
+        busy_bytes = SLOW_ANSWERS * self._options.max_fetches * horizon.largest_shard_bytes
+        least_bytes = min(quota_bytes // 4, 4 * horizon.largest_shard_bytes)
+        return max(horizon.working_set_bytes, min(quota_bytes // SMALL_PART, busy_bytes), least_bytes)
+
+    @property
+    def ahead_s(self) -> float:
+        """Shards needed within this time are fetched ahead; infinite until fetches have shown how long they take."""
+        tail_s = self.fetch_times.tail_s
+        return INFINITE if tail_s is None else max(LEAST_AHEAD_S, TAIL_FACTOR * tail_s)
 
     @property
     def wake_at_s(self) -> float | None:
@@ -76,18 +100,21 @@ class Admission:
         self._shed(now_s, effects)
         if self._holdings.queue:
             self._start_demands(now_s, effects)
-        if not self._holdings.queue:
+        if not self._holdings.queue and now_s >= self.prefetch_rests_until_s:
             self._start_prefetches(now_s, effects)
+            self._fill(now_s, effects)
 
     def serve_from_memory(self, shard: Shard, num_waits: int, now_s: float, effects: list[Effect]) -> None:
         """Answer the oldest requests for ``shard`` without the disk."""
         for wait in shard.waits[:num_waits]:
             self._holdings.unwait(shard, wait, now_s)
-            self.answer_from_memory(wait.session, wait.request, shard.key, effects)
+            self.answer_from_memory(wait.session, wait.request, shard.key, now_s, effects)
 
-    def answer_from_memory(self, session: Session, request: int, key: bytes, effects: list[Effect]) -> None:
+    def answer_from_memory(
+        self, session: Session, request: int, key: bytes, now_s: float, effects: list[Effect]
+    ) -> None:
         """Answer one request, which no shard keeps any more, without the disk."""
-        session.waits.pop(request, None)
+        session.answered(request, now_s)
         effects.append(ServeFromMemory(session=session.number, request=request, key=key))
         self.num_memory_serves += 1
 
@@ -126,7 +153,7 @@ class Admission:
                 continue
             if not free_fetches:
                 break
-            room = Room.NONE if blocked is not None else self._make_room(shard.reserve_bytes, 0.0, now_s, effects)
+            room = Room.NONE if blocked is not None else self._make_room(shard.reserve_bytes, None, now_s, effects)
             if room is Room.READY:
                 holdings.start_demand(shard, now_s)
                 self.num_demand_fetches += 1
@@ -162,13 +189,9 @@ class Admission:
     def _start_prefetches(self, now_s: float, effects: list[Effect]) -> None:
         holdings, lookahead_bytes = self._holdings, self.lookahead_bytes
         free_fetches = self._options.max_fetches - holdings.num_fetching
-        if (
-            free_fetches <= 0
-            or holdings.ahead_bytes >= lookahead_bytes
-            or not self._horizon.has_missing
-            or now_s < self.prefetch_rests_until_s
-        ):
+        if free_fetches <= 0 or holdings.ahead_bytes >= lookahead_bytes or not self._horizon.has_missing:
             return
+        ahead_s, least_bytes = self.ahead_s, self._horizon.working_set_bytes
         for missing in self._horizon.missing(now_s):
             ahead_bytes = holdings.ahead_bytes + self._claimed_bytes
             if missing.reserve_bytes > holdings.ledger.capacity_bytes:
@@ -176,26 +199,49 @@ class Admission:
             # One shard is always allowed, however large it is.
             if ahead_bytes and ahead_bytes + missing.reserve_bytes > lookahead_bytes:
                 return
+            # All shards of the next window are needed at one moment, and may begin to come when this one has begun.
+            if missing.wanted_in_s > ahead_s and ahead_bytes + missing.reserve_bytes > least_bytes:
+                return
             room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects)
             if room is Room.NONE:
                 return
             if room is Room.READY:
-                holdings.start_prefetch(missing.key, missing.reserve_bytes, now_s)
-                self.num_prefetches += 1
-                effects.append(Fetch(key=missing.key, demand=False))
+                self._prefetch(missing, now_s, effects, is_in_window=True)
             free_fetches -= 1
             if not free_fetches:
                 return
 
-    def _make_room(self, need_bytes: int, incoming_s: float, now_s: float, effects: list[Effect]) -> Room:
-        """Find space behind all shards that this round has found to be waiting; evict where that does no harm."""
+    def _fill(self, now_s: float, effects: list[Effect]) -> None:
+        """Fetch shards that are to stay into space that nobody needs, while there are fetches to spare."""
+        holdings = self._holdings
+        if self._claimed_bytes or self.lookahead_bytes == 0:
+            return
+        spare = int(FILLING * self._options.max_fetches) - holdings.num_fetching
+        while spare > 0 and (missing := self._horizon.next_to_fill(holdings.ledger.free_bytes, now_s)) is not None:
+            self._prefetch(missing, now_s, effects, is_in_window=False)
+            spare -= 1
+
+    def _prefetch(self, missing: Missing, now_s: float, effects: list[Effect], *, is_in_window: bool) -> None:
+        self._holdings.start_prefetch(missing.key, missing.reserve_bytes, now_s, is_in_window=is_in_window)
+        self.num_prefetches += 1
+        effects.append(Fetch(key=missing.key, demand=False))
+
+    def _make_room(self, need_bytes: int, incoming_s: float | None, now_s: float, effects: list[Effect]) -> Room:
+        """Find space behind all shards that this round has found to be waiting; evict where that does no harm.
+
+        ``incoming_s`` is the time until the shard is needed, ``None`` if somebody waits for it.
+        """
         holdings, ledger = self._holdings, self._holdings.ledger
         if not self._claimed_bytes and need_bytes <= ledger.free_bytes:
             return Room.READY
         short_bytes = self._claimed_bytes + need_bytes - ledger.free_bytes - ledger.evicting_bytes
         if short_bytes > 0:
             victims = holdings.victims.choose(
-                short_bytes, incoming_s=incoming_s, now_s=now_s, size_bytes=holdings.size_bytes
+                short_bytes,
+                incoming_s=incoming_s,
+                now_s=now_s,
+                size_bytes=holdings.size_bytes,
+                is_ahead=holdings.ahead.__contains__,
             )
             if victims is None:
                 return Room.NONE

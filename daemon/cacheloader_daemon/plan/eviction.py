@@ -1,7 +1,7 @@
 """Which blob to give up: without a plan the one used longest ago, then the one whose next use is farthest away.
 
-A single job that reads its data set epoch by epoch fetches the least that any policy can (Belady). Where several
-readers need a shard, the nearest use counts.
+Where several readers need a shard, the nearest use counts. Blobs that are to stay (``retention``) are given up last,
+and only for somebody who waits.
 """
 
 from __future__ import annotations
@@ -79,18 +79,30 @@ class VictimOrder:
 
     def discard(self, key: bytes) -> None:
         """The key is leased or gone."""
-        if key in self._home:
-            self._heap(self._home.pop(key)).discard(key)
+        if key not in self._home:
+            return
+        home = self._home.pop(key)
+        if home is None:
+            self._unplanned.discard(key)
+        else:
+            home.victims.discard(key)
+            home.kept.discard(key)
 
     def passed(self, key: bytes, reader: Reader, now_s: float) -> None:
         """``reader`` has left an access of ``key`` behind."""
         if self._home.get(key) is reader:
             self.add(key, now_s)
 
+    def relist(self, keys: Iterable[bytes], now_s: float) -> None:
+        """Whether these are to stay has changed."""
+        for key in keys:
+            if self._home.get(key) is not None:
+                self.add(key, now_s)
+
     def followed(self, reader: Reader, former: Reader | None) -> None:
         """A session follows another plan: ``reader`` instead of ``former``."""
         # The former reader's heap is thrown away as it is.
-        keys = list(former.victims) if former is not None else []
+        keys = [*former.victims, *former.kept] if former is not None else []
         companions = reader.session.catalog.readers[reader.table.digest]
         if len(companions) == 1:
             # What nobody needed so far. Companions would have taken it when they began to follow this plan.
@@ -103,19 +115,30 @@ class VictimOrder:
     def left(self, former: Reader) -> None:
         """A session follows no plan any more; the horizon does not know ``former`` by now."""
         companions = former.session.catalog.readers.get(former.table.digest, [])
-        self._place_all(list(former.victims), [*companions[:1], *self._horizon.slowest_readers()])
+        self._place_all([*former.victims, *former.kept], [*companions[:1], *self._horizon.slowest_readers()])
 
     def farthest(self, now_s: float) -> Victim | None:
         """The first to be given up; it stays listed."""
+        return self.farthest_free(now_s) or self.farthest_kept(now_s)
+
+    def farthest_free(self, now_s: float) -> Victim | None:
+        """The first to be given up of those that are not to stay."""
         while (top := self._unplanned.top()) is not None:
             use = self._horizon.next_use(top[1], now_s)
             if use.reader is None:
                 return Victim(top[1], INFINITE)
             self._move(top[1], use)
+        return self._farthest(lambda reader: reader.victims, now_s)
+
+    def farthest_kept(self, now_s: float) -> Victim | None:
+        """The first to be given up of those that are to stay."""
+        return self._farthest(lambda reader: reader.kept, now_s)
+
+    def _farthest(self, heap: Callable[[Reader], LazyHeap], now_s: float) -> Victim | None:
         while True:
             farthest, bound_s, home = b"", -1.0, None
             for reader in self._horizon.readers:
-                planned = reader.victims.top()
+                planned = heap(reader).top()
                 if planned is not None:
                     seconds = self._horizon.seconds_until(reader, -planned[0], now_s)
                     if seconds > bound_s:
@@ -129,20 +152,33 @@ class VictimOrder:
             self._move(farthest, use)
 
     def choose(
-        self, need_bytes: int, *, incoming_s: float, now_s: float, size_bytes: Callable[[bytes], int]
+        self,
+        need_bytes: int,
+        *,
+        incoming_s: float | None,
+        now_s: float,
+        size_bytes: Callable[[bytes], int],
+        is_ahead: Callable[[bytes], bool],
     ) -> list[Victim] | None:
         """Victims, no longer listed, whose sizes add up to ``need_bytes``; ``None`` if that would do harm.
 
         Args:
             need_bytes: What is missing.
-            incoming_s: Time until the incoming shard is needed; 0 if somebody waits for it.
+            incoming_s: Time until the incoming shard is needed, ``None`` if somebody waits for it: then blobs that are
+                to stay may go as well.
             now_s: The present.
             size_bytes: Size of a listed key.
+            is_ahead: Whether a listed key was fetched ahead and is not used yet.
         """
         chosen: list[Victim] = []
         while need_bytes > 0:
-            victim = self.farthest(now_s)
-            if victim is None or not may_replace(victim_s=victim.seconds, incoming_s=incoming_s):
+            victim = self.farthest_free(now_s)
+            if incoming_s is None and (victim is None or is_ahead(victim.key)):
+                # To take the next shards of all from the window would only move the wait.
+                kept = self.farthest_kept(now_s)
+                if victim is None or (kept is not None and kept.seconds > victim.seconds):
+                    victim = kept
+            if victim is None or not may_replace(victim_s=victim.seconds, incoming_s=incoming_s or 0.0):
                 for spared in chosen:
                     self.add(spared.key, now_s)
                 return None
@@ -151,16 +187,16 @@ class VictimOrder:
             need_bytes -= size_bytes(victim.key)
         return chosen
 
-    def _heap(self, home: Reader | None) -> LazyHeap:
-        return self._unplanned if home is None else home.victims
-
     def _move(self, key: bytes, use: NextUse) -> None:
         self.discard(key)
         self._place(key, use)
 
     def _place(self, key: bytes, use: NextUse) -> None:
         self._home[key] = use.reader
-        self._heap(use.reader).put(key, self._used(key) if use.reader is None else -use.first_clock)
+        if use.reader is None:
+            self._unplanned.put(key, self._used(key))
+        else:
+            (use.reader.kept if self._horizon.is_kept(key) else use.reader.victims).put(key, -use.first_clock)
 
     def _place_all(self, keys: list[bytes], readers: Iterable[Reader]) -> None:
         """List many keys anew, each with the first of ``readers`` that needs it: who needs it first is found out later.
@@ -181,13 +217,15 @@ class VictimOrder:
             firsts = np.full(len(left), NEVER, dtype=np.int64)
             firsts[at >= 0] = reader.table.next_firsts(at[at >= 0], reader.session.clock)
             needed = firsts != NEVER
-            numbers = (-firsts[needed]).tolist()
-            self._put_all(zip((keys[place] for place in left[needed].tolist()), numbers, strict=True), reader)
+            kept = catalog.kept[at] & needed
+            for part, heap in ((needed & ~kept, reader.victims), (kept, reader.kept)):
+                numbers = (-firsts[part]).tolist()
+                listed = dict(zip((keys[place] for place in left[part].tolist()), numbers, strict=True))
+                self._put_all(listed, reader, heap)
             left = left[~needed]
-        self._put_all(((keys[place], self._used(keys[place])) for place in left.tolist()), None)
+        self._put_all({keys[place]: self._used(keys[place]) for place in left.tolist()}, None, self._unplanned)
 
-    def _put_all(self, pairs: Iterable[tuple[bytes, int]], home: Reader | None) -> None:
-        listed = dict(pairs)
+    def _put_all(self, listed: dict[bytes, int], home: Reader | None, heap: LazyHeap) -> None:
         if listed:
             self._home.update(dict.fromkeys(listed, home))
-            self._heap(home).put_all(listed.items())
+            heap.put_all(listed.items())

@@ -46,6 +46,7 @@ class Shard:
         demand: Whether its fetch was begun for somebody who waits, or somebody has come to wait since.
         used: When it was used last, as a number that grows.
         blocked_since_s: Since when its requests wait for space, ``None`` while they do not.
+        began_s: When its last fetch began.
     """
 
     key: bytes
@@ -57,6 +58,7 @@ class Shard:
     demand: bool = False
     used: int = 0
     blocked_since_s: float | None = None
+    began_s: float = 0.0
 
 
 class Holdings:
@@ -150,18 +152,20 @@ class Holdings:
         del self.queue[shard.key]
         shard.blocked_since_s = None
         shard.demand = True
+        shard.began_s = now_s
         self.num_fetching += 1
         self.num_demand_fetching += 1
 
-    def start_prefetch(self, key: bytes, reserve_bytes: int, now_s: float) -> None:
-        """Reserve space for an absent shard that is fetched ahead."""
+    def start_prefetch(self, key: bytes, reserve_bytes: int, now_s: float, *, is_in_window: bool) -> None:
+        """Reserve space for an absent shard that is fetched ahead, for its next use or only to fill the cache."""
         self.ledger.reserve(reserve_bytes)
-        shard = self.shards[key] = Shard(key, reserve_bytes)
+        shard = self.shards[key] = Shard(key, reserve_bytes, began_s=now_s)
         self._horizon.track(key)
         self._move(shard, Cause.PREFETCH_STARTED, now_s)
         self.num_fetching += 1
-        self.ahead[key] = reserve_bytes
-        self.ahead_bytes += reserve_bytes
+        if is_in_window:
+            self.ahead[key] = reserve_bytes
+            self.ahead_bytes += reserve_bytes
 
     def commit(self, shard: Shard, used_bytes: int, now_s: float) -> list[Wait]:
         """The fetch has a blob; returns who waits for it, to be leased next."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cacheloader_daemon.plan import retention
 from cacheloader_daemon.plan.accesses import NEVER, AccessTable, plan_digest
 from cacheloader_daemon.plan.readers import Reader
 
@@ -38,10 +40,22 @@ class Catalog:
             self.index.setdefault(key, place)
         self.canonical = np.fromiter((self.index[key] for key in self.keys), dtype=np.int32, count=len(shards))
         self.present = np.zeros(len(shards), dtype=np.uint8)
+        self.kept = np.zeros(len(shards), dtype=bool)
+        """Shards that stay from epoch to epoch, see ``retention``."""
+        self.to_fill: deque[int] = deque()
+        """Of them, those that were missing when they were chosen, soonest use first."""
         self.num_sessions = 0
         self.readers: dict[bytes, list[Reader]] = {}
         """By digest of the plan."""
+        self._rank: NDArray[np.int64] | None = None
         self._draft: AccessTable | None = None
+
+    @property
+    def rank(self) -> NDArray[np.int64]:
+        """Places in the order of their keys, which are hashes."""
+        if self._rank is None:
+            self._rank = np.argsort(np.array([int.from_bytes(key[:8], "big") for key in self.keys], dtype=np.uint64))
+        return self._rank
 
     def places(self, keys: Sequence[bytes]) -> NDArray[np.int64]:
         """Index of each key, -1 for one that is not part of it."""
@@ -91,11 +105,13 @@ class Missing:
         key: The shard.
         reserve_bytes: Its reservation.
         seconds: Time until its next use.
+        wanted_in_s: The same if its reader never had to wait.
     """
 
     key: bytes
     reserve_bytes: int
     seconds: float
+    wanted_in_s: float
 
 
 class Horizon:
@@ -107,6 +123,11 @@ class Horizon:
         self.typical_rows_per_s = 1.0
         self.working_set_bytes = 0
         self.largest_shard_bytes = 0
+        self.planned_bytes = 0
+        """Reservations of all shards that some plan names."""
+        self.kept_bytes = 0
+        """Of them, those that are to stay."""
+        self._chosen_for: object = None
         self._tracked: set[bytes] = set()
         self._hungry: set[Reader] = set()
 
@@ -243,24 +264,104 @@ class Horizon:
             if reader.frontier == reader.table.num_accesses:
                 self._hungry.discard(reader)
                 continue
-            until = self.seconds_until(reader, reader.table.first_of(reader.frontier), now_s)
-            heap.append((until, number, reader.frontier, reader))
+            heap.append((self._wanted_in_s(reader, reader.frontier), number, reader.frontier, reader))
         heapify(heap)
         offered: set[bytes] = set()
         while heap:
-            until, number, access, reader = heap[0]
+            wanted_in_s, number, access, reader = heap[0]
             catalog = reader.session.catalog
             place = reader.table.shard_of(access)
             key = catalog.keys[place]
             if key not in offered and not catalog.present[place]:
                 offered.add(key)
-                yield Missing(key, int(catalog.reserve_bytes[place]), until)
+                seconds = self.seconds_until(reader, reader.table.first_of(access), now_s)
+                yield Missing(key, int(catalog.reserve_bytes[place]), seconds, wanted_in_s)
             following = self._missing_from(reader, access + 1)
             if following == reader.table.num_accesses:
                 heappop(heap)
                 continue
-            until = self.seconds_until(reader, reader.table.first_of(following), now_s)
-            heapreplace(heap, (until, number, following, reader))
+            heapreplace(heap, (self._wanted_in_s(reader, following), number, following, reader))
+
+    def next_to_fill(self, free_bytes: int, now_s: float) -> Missing | None:
+        """A shard that is to stay and is missing, of a reader that has begun to read, if it fits into free space."""
+        for catalog in self.catalogs:
+            if not catalog.to_fill or not any(
+                reader.has_begun for readers in catalog.readers.values() for reader in readers
+            ):
+                continue
+            while catalog.to_fill:
+                place = catalog.to_fill[0]
+                if not catalog.present[place]:
+                    reserve_bytes = int(catalog.reserve_bytes[place])
+                    if reserve_bytes > free_bytes:
+                        break
+                    catalog.to_fill.popleft()
+                    seconds = self.next_use(catalog.keys[place], now_s).seconds
+                    return Missing(catalog.keys[place], reserve_bytes, seconds, seconds)
+                catalog.to_fill.popleft()
+        return None
+
+    def is_kept(self, key: bytes) -> bool:
+        """Whether a shard is to stay."""
+        return any((place := catalog.index.get(key)) is not None and catalog.kept[place] for catalog in self.catalogs)
+
+    def choose_kept(self, capacity_bytes: int, lookahead_bytes: int) -> list[bytes]:
+        """Decide anew which shards stay; to be called when plans have changed.
+
+        Args:
+            capacity_bytes: Reservations that the cache can hold.
+            lookahead_bytes: Of them, what shards fetched ahead may take.
+
+        Returns:
+            The shards for which the answer changed.
+        """
+        plans = tuple(digest for catalog in self.catalogs for digest in (id(catalog), *sorted(catalog.readers)))
+        if (capacity_bytes, lookahead_bytes, plans) == self._chosen_for:
+            return []
+        self._chosen_for = capacity_bytes, lookahead_bytes, plans
+        wanted = [(catalog, *self._union(catalog)) for catalog in self.catalogs]
+        bytes_of = [int(catalog.reserve_bytes[used].sum()) for catalog, used, _ in wanted]
+        self.planned_bytes = sum(bytes_of)
+        budget_bytes = float(capacity_bytes)
+        if self.planned_bytes > capacity_bytes:
+            # Shards that do not stay have to pass: those ahead, and of those in use what is not kept.
+            missing = 1 - capacity_bytes / self.planned_bytes
+            budget_bytes = max(0.0, capacity_bytes - lookahead_bytes - self.working_set_bytes * missing)
+        changed: list[bytes] = []
+        self.kept_bytes = 0
+        for (catalog, used, is_shared), size_bytes in zip(wanted, bytes_of, strict=True):
+            kept = np.zeros(len(catalog.keys), dtype=bool)
+            if size_bytes and not (is_shared and self.planned_bytes > capacity_bytes):
+                kept = retention.chosen(
+                    used,
+                    rank=catalog.rank,
+                    reserve_bytes=catalog.reserve_bytes,
+                    budget_bytes=int(min(1.0, budget_bytes / self.planned_bytes) * size_bytes),
+                )
+            changed += [catalog.keys[place] for place in np.flatnonzero(kept != catalog.kept).tolist()]
+            catalog.kept = kept
+            catalog.to_fill = self._fillable(catalog)
+            self.kept_bytes += int(catalog.reserve_bytes[kept].sum())
+        return changed
+
+    def _union(self, catalog: Catalog) -> tuple[NDArray[np.bool_], bool]:
+        if not catalog.readers:
+            return np.zeros(len(catalog.keys), dtype=bool), False
+        used = retention.scans([readers[0].table for readers in catalog.readers.values()])
+        return retention.union(used, catalog.reserve_bytes)
+
+    def _fillable(self, catalog: Catalog) -> deque[int]:
+        places = np.flatnonzero(catalog.kept & (catalog.present == 0))
+        soonest = np.full(len(places), NEVER, dtype=np.int64)
+        for readers in catalog.readers.values():
+            clock = max(reader.session.clock for reader in readers)
+            firsts = readers[0].table.next_firsts(places, clock)
+            soonest = np.minimum(soonest, np.where(firsts == NEVER, NEVER, firsts - clock))
+        order = np.argsort(soonest, kind="stable")
+        return deque(places[order[soonest[order] != NEVER]].tolist())
+
+    def _wanted_in_s(self, reader: Reader, access: int) -> float:
+        return reader.wanted_in_s(reader.table.first_of(access), self.typical_rows_per_s)
 
     def _missing_from(self, reader: Reader, access: int) -> int:
         return reader.table.next_missing(reader.session.catalog.present, access, reader.session.clock)

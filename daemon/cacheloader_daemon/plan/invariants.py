@@ -74,11 +74,13 @@ def _check_victims(holdings: Holdings, horizon: Horizon) -> None:
     assert len(victims) == len(holdings.victims), "the victims are not the unleased residents"
     assert all(key in holdings.victims for key in victims), "the victims are not the unleased residents"
     for reader in horizon.readers:
-        for key in reader.victims:
+        for key in (*reader.victims, *reader.kept):
             place = reader.session.catalog.index[key]
             first = reader.table.next_first(place, reader.session.clock)
             assert first != NEVER, "a reader lists a shard that it does not need again"
-            assert reader.victims.number(key) == -first, "a reader lists a shard with an outdated row"
+            heap = reader.kept if key in reader.kept else reader.victims
+            assert heap.number(key) == -first, "a reader lists a shard with an outdated row"
+            assert (heap is reader.kept) == horizon.is_kept(key), "a shard that is to stay is listed as one that is not"
 
 
 def _check_horizon(holdings: Holdings, horizon: Horizon, resting: Collection[bytes]) -> None:

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from cacheloader_daemon.plan.options import PlannerOptions
 
 
+CAPACITY_STEPS = 1024
+"""How finely the capacity is told apart when it is decided which shards stay."""
+
+
 class Planner:
     """Decides what to fetch, keep and drop for all sessions of a node.
 
@@ -65,6 +69,7 @@ class Planner:
         self._now_s = 0.0
         self._hits = self._misses = self._coalesced = self._promoted = 0
         self._lost = self._fetched_bytes = self._failed = self._refusals = 0
+        self._fetched_reservations_bytes = 0
         for key, used_bytes in resident:
             self._holdings.found(key, used_bytes)
 
@@ -177,6 +182,17 @@ class Planner:
             refusals=self._refusals,
         )
 
+    @property
+    def _capacity_bytes(self) -> int:
+        """Reservations of all shards that the cache could hold, as far as it is known what shards really take."""
+        capacity_bytes = max(0, self._ledger.capacity_bytes)
+        if not self._fetched_bytes:
+            return capacity_bytes
+        capacity_bytes = int(capacity_bytes * self._fetched_reservations_bytes / self._fetched_bytes)
+        # In steps, so that what stays does not change with every byte of the index.
+        step_bytes = max(1, capacity_bytes // CAPACITY_STEPS)
+        return capacity_bytes // step_bytes * step_bytes
+
     def _session(self, number: int) -> Session:
         session = self._sessions.get(number)
         if session is None:
@@ -207,7 +223,7 @@ class Planner:
             for _ in range(count):
                 self._holdings.release(self._holdings.shards[key], session, now_s)
         self._horizon.close(session.catalog)
-        self._forget_unplanned(now_s)
+        self._plans_changed(now_s)
         if not self._sessions:
             self._rests.forget_failures()
 
@@ -219,9 +235,11 @@ class Planner:
         session.seen_s = now_s
         former = self._horizon.leave(session)
         session.jump(event.clock, now_s)
+        if self._options.eviction == "lru":
+            return
         reader = self._horizon.follow(session, table)
         self._holdings.victims.followed(reader, former)
-        self._forget_unplanned(now_s)
+        self._plans_changed(now_s)
 
     def _advanced(self, event: Advanced, now_s: float) -> None:
         session = self._session(event.session)
@@ -230,8 +248,8 @@ class Planner:
             # To have finished with fewer rows than before is still true, and says nothing new.
             return
         session.move(event.clock, now_s)
-        if session.rows_per_s is not None:
-            self._horizon.typical_rows_per_s = session.rows_per_s
+        if session.pace.rows_per_s is not None:
+            self._horizon.typical_rows_per_s = session.pace.rows_per_s
         reader = session.reader
         if reader is None:
             return
@@ -259,7 +277,7 @@ class Planner:
             case ShardState.UNLINKED:
                 # Its path is free, but two blobs of one key would have to be told apart for a case this rare.
                 self._misses += 1
-                self._admission.answer_from_memory(session, event.request, key, effects)
+                self._admission.answer_from_memory(session, event.request, key, now_s, effects)
                 return
             case ShardState.ABSENT:
                 self._misses += 1
@@ -280,7 +298,7 @@ class Planner:
                 self._holdings.join(shard, reserve_bytes, wait, now_s)
             case state:
                 assert_never(state)
-        session.waits[event.request] = key
+        session.wait(event.request, key, now_s)
 
     def _released(self, event: Released, now_s: float) -> None:
         session = self._session(event.session)
@@ -299,9 +317,11 @@ class Planner:
                 f"a blob takes {event.used_bytes} bytes and {shard.reserve_bytes} were reserved", event.key
             )
         self._fetched_bytes += event.used_bytes
+        self._fetched_reservations_bytes += shard.reserve_bytes
+        self._admission.fetch_times.add(now_s - shard.began_s)
         self._rests.succeeded(event.key)
         for wait in self._holdings.commit(shard, event.used_bytes, now_s):
-            del wait.session.waits[wait.request]
+            wait.session.answered(wait.request, now_s)
             self._holdings.lease(shard, wait.session, now_s)
             effects.append(Grant(session=wait.session.number, request=wait.request, key=event.key, hit=False))
 
@@ -315,9 +335,9 @@ class Planner:
             self._admission.prefetch_rests_until_s = now_s + self._options.retry_s
         for wait in self._holdings.fail(shard, now_s):
             if event.disk:
-                self._admission.answer_from_memory(wait.session, wait.request, event.key, effects)
+                self._admission.answer_from_memory(wait.session, wait.request, event.key, now_s, effects)
                 continue
-            del wait.session.waits[wait.request]
+            wait.session.answered(wait.request, now_s)
             self._refusals += 1
             effects.append(Refuse(session=wait.session.number, request=wait.request, key=event.key))
 
@@ -329,8 +349,11 @@ class Planner:
             self._lost += 1
         self._holdings.drop(shard, now_s)
 
-    def _forget_unplanned(self, now_s: float) -> None:
-        """What was fetched ahead for a plan that nobody follows any more does not use up the window."""
+    def _plans_changed(self, now_s: float) -> None:
+        self._holdings.victims.relist(
+            self._horizon.choose_kept(self._capacity_bytes, self._admission.lookahead_bytes), now_s
+        )
+        # What was fetched ahead for a plan that nobody follows any more does not use up the window.
         for key in list(self._holdings.ahead):
             if self._horizon.next_use(key, now_s).reader is None:
                 self._holdings.not_ahead(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cacheloader.errors import ConfigError
 from cacheloader.quantity import format_size
@@ -17,10 +18,13 @@ class PlannerOptions:
             open, and the overhead.
         max_fetches: Shards in flight at once before no further prefetch starts. Demands count by themselves, so that a
             waiting reader never queues behind prefetches: at worst twice as many are in flight.
-        lookahead_bytes: Bound of the bytes that are fetched ahead and not used yet. ``None``: two windows of every
-            plan, and at least what keeps ``max_fetches`` busy through slow answers, up to a quarter of the quota.
+        lookahead_bytes: Bound of the bytes that are fetched ahead and not used yet. ``None``: what keeps
+            ``max_fetches`` busy through slow answers, up to a twentieth of the quota; at least one window of every plan
+            and some shards. Within it, what is needed before the slowest of a thousand fetches would have ended.
         patience_s: How long a request waits for space that others hold before it is served from memory.
         retry_s: Rest of a shard whose prefetch failed; doubles with each failure in a row.
+        eviction: ``"plan"``, or ``"lru"`` to ignore all plans: nothing is fetched ahead, and the blob used longest ago
+            goes first. It is there to compare with.
     """
 
     quota_bytes: int
@@ -28,6 +32,7 @@ class PlannerOptions:
     lookahead_bytes: int | None = None
     patience_s: float = 5.0
     retry_s: float = 5.0
+    eviction: Literal["plan", "lru"] = "plan"
 
     def __post_init__(self) -> None:
         for name, smallest in (("quota_bytes", 1), ("max_fetches", 1), ("patience_s", 0), ("retry_s", 0)):
@@ -35,6 +40,8 @@ class PlannerOptions:
                 raise ConfigError(f"{name}={getattr(self, name)} is below {smallest}")
         if self.lookahead_bytes is not None and self.lookahead_bytes < 0:
             raise ConfigError(f"lookahead_bytes={self.lookahead_bytes} is negative; pass 0 for no prefetch")
+        if self.eviction not in {"plan", "lru"}:
+            raise ConfigError(f"eviction={self.eviction!r} is none of plan, lru")
 
 
 GROWTH = 1 / 8

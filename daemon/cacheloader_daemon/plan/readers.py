@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from math import exp
 from typing import TYPE_CHECKING
+
+from cacheloader_daemon.plan.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -15,16 +16,10 @@ if TYPE_CHECKING:
     from cacheloader_daemon.plan.accesses import AccessTable
     from cacheloader_daemon.plan.horizon import Catalog
 
-RATE_MEMORY_S = 30.0
-"""Time constant of the measured rate: some steps of a large model, a small part of an epoch. A guess."""
-
 IDLE_AFTER_S = 60.0
 IDLE_BEATS = 4
 """A session silent for longer than this time, and for more than so many of its usual intervals, is taken to stay silent
 for as long again (an evaluation, a debugger). A guess: one of eight workers moves with every eighth step only."""
-
-CALMING = 0.8
-"""By which the usual interval of a session shrinks with each move that came sooner."""
 
 
 class LazyHeap:
@@ -90,57 +85,38 @@ class Session:
         owner: On whose account.
     """
 
-    __slots__ = (
-        "_moved_s",
-        "_rows",
-        "_seconds",
-        "beat_s",
-        "catalog",
-        "clock",
-        "leases",
-        "number",
-        "owner",
-        "reader",
-        "rows_per_s",
-        "seen_s",
-        "waits",
-    )
+    __slots__ = ("catalog", "clock", "leases", "number", "owner", "pace", "reader", "seen_s", "waits")
 
     def __init__(self, session: int, catalog: Catalog, now_s: float, owner: str = "") -> None:
         self.number = session
         self.owner = owner
         self.catalog = catalog
         self.clock = 0
+        self.pace = Pace()
         self.reader: Reader | None = None
-        self.rows_per_s: float | None = None
         self.seen_s = now_s
-        self.beat_s = 0.0
-        """Usual time between two moves: the longest one lately."""
         self.leases: dict[bytes, int] = {}
         self.waits: dict[int, bytes] = {}
         """Request number to the key it waits for, oldest first."""
-        self._moved_s: float | None = None
-        self._rows = 0.0
-        self._seconds = 0.0
+
+    def wait(self, request: int, key: bytes, now_s: float) -> None:
+        """A request without an answer so far."""
+        self.waits[request] = key
+        self.pace.waits(now_s)
+
+    def answered(self, request: int, now_s: float) -> None:
+        """A request has its answer; one that never had to wait may be named too."""
+        if self.waits.pop(request, None) is not None and not self.waits:
+            self.pace.goes_on(now_s)
 
     def move(self, clock: int, now_s: float) -> None:
         """Set the clock and learn from how long that took."""
-        if self._moved_s is not None:
-            # A pause says little about the pace after it, so its weight is bounded.
-            longest_s = max(RATE_MEMORY_S, 2 * self.beat_s)
-            self.beat_s = max(now_s - self._moved_s, CALMING * self.beat_s)
-            passed_s = min(now_s - self._moved_s, longest_s)
-            fade = exp(-passed_s / RATE_MEMORY_S)
-            self._rows = self._rows * fade + (clock - self.clock)
-            self._seconds = self._seconds * fade + passed_s
-            if self._rows > 0 and self._seconds > 0:
-                self.rows_per_s = self._rows / self._seconds
-        self._moved_s = now_s
+        self.pace.moved(clock - self.clock, now_s)
         self.clock = clock
 
     def jump(self, clock: int, now_s: float) -> None:
         """Set the clock where a new plan says; that is no movement to learn from."""
-        self._moved_s = now_s
+        self.pace.jumped(now_s)
         self.clock = clock
 
 
@@ -152,7 +128,7 @@ class Reader:
         table: The plan; shared with other sessions of the same plan.
     """
 
-    __slots__ = ("_num_over", "frontier", "session", "table", "victims")
+    __slots__ = ("_num_over", "frontier", "has_begun", "kept", "session", "table", "victims")
 
     def __init__(self, session: Session, table: AccessTable) -> None:
         self.session = session
@@ -161,12 +137,17 @@ class Reader:
         """Every access before it is over, or its shard is there or on its way."""
         self.victims = LazyHeap()
         """Unleased residents that this reader needs again, numbered by minus the row: farthest first."""
+        self.kept = LazyHeap()
+        """Likewise, those that are to stay."""
+        self.has_begun = False
+        """Whether it has finished with a shard."""
         self._num_over = table.num_over(session.clock)
 
     def pass_rows(self) -> NDArray[np.int32]:
         """The shards of the accesses that are over now and were not at the last call."""
         before = self._num_over
         self._num_over = self.table.num_over(self.session.clock, start=before)
+        self.has_begun |= self._num_over > before
         return self.table.shard_by_stop[before : self._num_over]
 
     def seconds_until(self, first_clock: int, now_s: float, typical_rows_per_s: float) -> float:
@@ -178,8 +159,13 @@ class Reader:
             typical_rows_per_s: Used until this session's own rate is known.
         """
         rows = first_clock - self.session.clock
-        seconds = rows / (self.session.rows_per_s or typical_rows_per_s) if rows > 0 else 0.0
+        seconds = rows / (self.session.pace.rows_per_s or typical_rows_per_s) if rows > 0 else 0.0
         idle_s = now_s - self.session.seen_s
-        if idle_s > IDLE_AFTER_S and idle_s > IDLE_BEATS * self.session.beat_s and not self.session.waits:
+        if idle_s > IDLE_AFTER_S and idle_s > IDLE_BEATS * self.session.pace.beat_s and not self.session.waits:
             return max(seconds, idle_s)
         return seconds
+
+    def wanted_in_s(self, first_clock: int, typical_rows_per_s: float) -> float:
+        """Time until the session would reach a row if it never had to wait: who waits most is not taken for slow."""
+        rows = first_clock - self.session.clock
+        return rows / (self.session.pace.wanted_rows_per_s or typical_rows_per_s) if rows > 0 else 0.0

@@ -156,9 +156,9 @@ def test_victims_that_would_not_suffice_are_all_spared() -> None:
     for shard in range(3):
         oracle.used[key(shard)] = shard
         oracle.order.add(key(shard), 0.0)
-    assert oracle.order.choose(3, incoming_s=20.0, now_s=0.0, size_bytes=lambda _: 1) is None
+    assert oracle.order.choose(3, incoming_s=20.0, now_s=0.0, size_bytes=lambda _: 1, is_ahead=lambda _: False) is None
     assert len(oracle.order) == 3
-    chosen = oracle.order.choose(2, incoming_s=20.0, now_s=0.0, size_bytes=lambda _: 1)
+    chosen = oracle.order.choose(2, incoming_s=20.0, now_s=0.0, size_bytes=lambda _: 1, is_ahead=lambda _: False)
     assert chosen is not None
     assert [number(victim.key) for victim in chosen] == [2, 1]
     assert np.isfinite(chosen[0].seconds)

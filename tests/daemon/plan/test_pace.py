@@ -18,7 +18,7 @@ def session() -> Session:
 def test_a_steady_pace_is_learnt_however_long_a_step_takes(session: Session, interval_s: float) -> None:
     for step in range(200):
         session.move(step * 32, step * interval_s)
-    assert session.rows_per_s == pytest.approx(32 / interval_s, rel=0.01)
+    assert session.pace.rows_per_s == pytest.approx(32 / interval_s, rel=0.01)
 
 
 def test_a_pause_is_forgotten_within_a_minute(session: Session) -> None:
@@ -26,19 +26,19 @@ def test_a_pause_is_forgotten_within_a_minute(session: Session) -> None:
     for step in range(400):
         now_s += 600.0 if step == 200 else 0.5
         session.move(step * 10, now_s)
-    assert session.rows_per_s == pytest.approx(20, rel=0.1)
+    assert session.pace.rows_per_s == pytest.approx(20, rel=0.1)
 
 
 def test_no_pace_is_known_before_the_first_movement(session: Session) -> None:
     session.jump(1000, 5.0)
-    assert session.rows_per_s is None
+    assert session.pace.rows_per_s is None
     session.move(1010, 7.0)
-    assert session.rows_per_s == pytest.approx(5.0)
+    assert session.pace.rows_per_s == pytest.approx(5.0)
 
 
 def test_reports_at_the_same_moment_are_no_infinite_pace(session: Session) -> None:
     session.jump(0, 1.0)
     session.move(10, 1.0)
-    assert session.rows_per_s is None
+    assert session.pace.rows_per_s is None
     session.move(20, 2.0)
-    assert session.rows_per_s == pytest.approx(20.0, rel=0.05)
+    assert session.pace.rows_per_s == pytest.approx(20.0, rel=0.05)
