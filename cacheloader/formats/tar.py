@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cacheloader.formats.base import ByteSource
 
 BLOCK_BYTES = 512
-_BUFFER_BYTES = 1 << 20
+_LEAST_READ_BYTES = 1 << 12
+_MOST_READ_BYTES = 1 << 20
 _MAX_EXTENDED_BYTES = 1 << 20
 """Longest name or PAX header believed; the longest path Linux knows is 4 KiB."""
 
@@ -62,6 +63,7 @@ class _Walk:
         self._size_bytes = data.size_bytes
         self._buffer = b""
         self._buffer_start = 0
+        self._read_bytes = _LEAST_READ_BYTES
         self._defaults: dict[bytes, bytes] = {}  # from global PAX headers
         self._pending: dict[bytes, bytes] = {}  # for the next member alone
         self._pending_at = -1
@@ -114,9 +116,17 @@ class _Walk:
         if stop - self._buffer_start > len(self._buffer):
             if stop > self._size_bytes:
                 self._cut_off(what, start, stop)
-            self._buffer = self._data.read(start, min(max(stop, start + _BUFFER_BYTES), self._size_bytes))
+            self._read_bytes = self._next_read_bytes(start)
+            self._buffer = self._data.read(start, min(max(stop, start + self._read_bytes), self._size_bytes))
             self._buffer_start = start
         return self._buffer[start - self._buffer_start : stop - self._buffer_start]
+
+    def _next_read_bytes(self, start: int) -> int:
+        """More at once while members are small; where they are large, their content is not read to find the next."""
+        skipped_bytes = start - self._buffer_start - len(self._buffer)
+        if skipped_bytes < self._read_bytes:
+            return min(4 * self._read_bytes, _MOST_READ_BYTES)
+        return _LEAST_READ_BYTES
 
     def _check(self, header: bytes, position: int) -> None:
         field = header[148:156]

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cacheloader.errors import ConfigError
-from cacheloader.quantity import parse_size
+from cacheloader.quantity import format_size, parse_size
+from cacheloader_daemon.priority import Priority
+from cacheloader_daemon.tenants import Tenant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,20 +40,30 @@ class DaemonConfig:
         allow_local_paths: Whether clients of a shared daemon may name files of this node, which are read with the
             daemon's rights and not with theirs, among URLs and among storage options. A private daemon always may.
         allow_profiles: Whether clients of a shared daemon may choose a profile from the daemon's own AWS configuration.
+        allowed_endpoints: Stores (`http://minio.example:9000`) to which clients of a shared daemon may lead its own
+            credentials by a storage option. With credentials of their own they may name any.
+        tenants: Shares of a shared daemon: who may read what, and take how much (see ``Tenant``). Their users and
+            groups may connect. Where there are tenants, who belongs to none reads nothing.
         allowed_schemes: Schemes of URLs that clients of a shared daemon may use besides s3, gs, az, abfs, http and
             https. fsspec reads them; those that wrap other file systems or read this node's files give its clients
             the daemon's rights.
         socket_mode: Permission bits of the socket file.
         max_connections: Clients at once; a node with 8 ranks of 16 workers needs 136.
         max_requests: Unanswered requests of one client.
+        max_messages_per_s: Messages a second that are read from one connection; 0 means no limit. What comes faster
+            waits unread.
         max_fetches: Shards fetched at once.
         max_range_requests: Range requests to origins in flight at once.
+        max_origin_requests_per_s: Range requests to origins begun in a second; 0 means no limit.
+        max_bandwidth: Bytes a second asked of origins; "" means no limit.
         range_size: Bytes of one range request.
         max_transfer_size: Bytes asked of origins and not yet written to disk; bounds the daemon's memory.
         max_memory_size: Bytes of shards that may be served from memory at once, where the cache cannot take them (its
             disk is full or broken, or others hold its space); "" means a quarter of the node's memory.
-        prepare_processes: Processes that index and checksum shards.
+        prepare_processes: Processes that index shards.
         nice: Added to the process's niceness.
+        io_class: Priority at the disk: "idle" or "best-effort"; "" leaves it.
+        cpus: Processors that the daemon may use, such as "0-3,8"; "" means all.
         log_level: Name of a logging level.
     """
 
@@ -67,16 +79,23 @@ class DaemonConfig:
     allow_local_paths: bool = False
     allow_profiles: bool = False
     allowed_schemes: tuple[str, ...] = ()
+    allowed_endpoints: tuple[str, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
     socket_mode: int = 0o600
     max_connections: int = 1024
     max_requests: int = 256
+    max_messages_per_s: int = 0
     max_fetches: int = 16
     max_range_requests: int = 32
+    max_origin_requests_per_s: int = 0
+    max_bandwidth: int | str = ""
     range_size: int | str = "8MiB"
     max_transfer_size: int | str = "256MiB"
     max_memory_size: int | str = ""
     prepare_processes: int = 2
     nice: int = 0
+    io_class: str = ""
+    cpus: str = ""
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
@@ -96,23 +115,48 @@ class DaemonConfig:
             ("socket_mode", 0, 0o777),
             ("max_connections", 1, 10**6),
             ("max_requests", 1, 10**5),
+            ("max_messages_per_s", 0, 10**9),
+            ("max_origin_requests_per_s", 0, 10**9),
             ("max_fetches", 1, 1024),
             ("max_range_requests", 1, 4096),
             ("prepare_processes", 1, 64),
-            ("nice", 0, 19),
         ):
             value = getattr(self, name)
             if not smallest <= value <= largest:
                 raise ConfigError(f"{name}={value} is not between {smallest} and {largest}")
         if self.idle_timeout_s is not None and not 0 <= self.idle_timeout_s < float("inf"):
             raise ConfigError(f"idle_timeout_s={self.idle_timeout_s} is no number of seconds; pass 0 for never")
-        if self.private and (self.allowed_uids or self.allowed_gids or self.allow_all_users):
+        if self.private and (self.allowed_uids or self.allowed_gids or self.allow_all_users or self.tenants):
             raise ConfigError(
-                "allowed_uids, allowed_gids and allow_all_users are for a shared daemon; a private one serves its own "
-                "user"
+                "allowed_uids, allowed_gids, allow_all_users and tenants are for a shared daemon; a private one serves "
+                "its own user"
             )
+        self._check_tenants()
+        _ = self.priority, self.max_bytes_per_s
         if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
             raise ConfigError(f"log_level={self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR")
+
+    def _check_tenants(self) -> None:
+        names = [tenant.name for tenant in self.tenants]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"two tenants are named {twice[0]!r}; give each a name of its own")
+        guaranteed_bytes = sum(tenant.guaranteed_bytes for tenant in self.tenants)
+        if self.cache_size != "" and guaranteed_bytes > parse_size(self.cache_size, name="cache_size"):
+            raise ConfigError(
+                f"the tenants are guaranteed {format_size(guaranteed_bytes)} (guaranteed_size) together, which is more "
+                f"than cache_size={self.cache_size!r}; promise less, or make the cache larger"
+            )
+
+    @property
+    def priority(self) -> Priority:
+        """How the daemon gives way to others."""
+        return Priority.parse(nice=self.nice, io_class=self.io_class, cpus=self.cpus)
+
+    @property
+    def max_bytes_per_s(self) -> int:
+        """Bytes a second asked of origins; 0 means no limit."""
+        return 0 if self.max_bandwidth == "" else parse_size(self.max_bandwidth, name="max_bandwidth")
 
     @property
     def range_bytes(self) -> int:
@@ -165,15 +209,6 @@ class DaemonConfig:
         values = {name: _converted(name, value, source) for name, value in options.items()}
         return cls(**values)
 
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """The configuration in the TOML file ``path``.
-
-        Raises:
-            ConfigError: It cannot be read, is no TOML, or breaks a rule.
-        """
-        return cls.from_mapping(cls.read(path), source=str(path))
-
     @staticmethod
     def read(path: Path) -> dict[str, object]:
         """The named values in the TOML file ``path``, unchecked.
@@ -203,6 +238,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "allow_local_paths": (bool,),
     "allow_profiles": (bool,),
     "allowed_schemes": (list, tuple),
+    "allowed_endpoints": (list, tuple),
+    "tenants": (list, tuple),
+    "max_bandwidth": (int, str),
+    "io_class": (str,),
+    "cpus": (str,),
     "idle_timeout_s": (int, float),
     "allowed_uids": (list, tuple),
     "allowed_gids": (list, tuple),
@@ -231,4 +271,14 @@ def _converted(name: str, value: object, source: str) -> Any:
         if not all(isinstance(scheme, str) and _SCHEME.fullmatch(scheme) for scheme in schemes):
             raise ConfigError(f'{source}: {name}={value!r} is no list of schemes such as "hf"')
         return tuple(schemes)
+    if name == "allowed_endpoints":
+        endpoints = list(value) if isinstance(value, list | tuple) else []
+        if not all(isinstance(endpoint, str) and "://" in endpoint for endpoint in endpoints):
+            raise ConfigError(f'{source}: {name}={value!r} is no list of endpoints such as "https://minio.example"')
+        return tuple(endpoint.rstrip("/") for endpoint in endpoints)
+    if name == "tenants":
+        tables = list(value) if isinstance(value, list | tuple) else []
+        if not all(isinstance(table, dict) for table in tables):
+            raise ConfigError(f"{source}: tenants={value!r} is no list of tables; write each as [[tenants]]")
+        return tuple(Tenant.from_mapping(table, source=source) for table in tables)
     return value

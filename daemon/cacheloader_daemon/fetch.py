@@ -11,6 +11,7 @@ from cacheloader.formats.base import index_samples
 from cacheloader.origin.slots import Urgency
 from cacheloader.origin.transfer import transfer
 from cacheloader_daemon.arrivals import Arrivals
+from cacheloader_daemon.checksum import ShardChecksum
 from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
 from cacheloader_daemon.prepare import DiskReadFailed
 from cacheloader_daemon.store import DiskTrouble, disk_trouble
@@ -35,7 +36,7 @@ class Fetcher:
 
     Args:
         store: Where blobs lie.
-        preparers: Index and checksum shards.
+        preparers: Index shards.
         slots: The budget that all transfers of the process share.
         limits: Width and deadlines of one transfer.
         quick: Threads for calls that a reader waits for.
@@ -92,14 +93,15 @@ class Fetcher:
         try:
             await self._quick.run(begin)
             incoming = begun[0]
+            checksum = ShardChecksum()
 
             async def write_at(offset: int, body: Bytes) -> None:
-                await self._bulk.run(incoming.write_at, offset, body)
+                await self._bulk.run(checksum.write, incoming.write_at, offset, body)
 
             await self._transfer(source, write_at, urgency)
             prepared = await self._prepare(source, incoming.fd)
             try:
-                used_bytes = await self._quick.run(_commit, incoming, prepared)
+                used_bytes = await self._quick.run(_commit, incoming, prepared, checksum)
             finally:
                 prepared.close()
             begun.clear()
@@ -216,8 +218,8 @@ class Fetcher:
         return prepared
 
 
-def _commit(incoming: Incoming, prepared: Prepared) -> int:
-    return incoming.commit(prepared.read_index(), prepared.crc32c)
+def _commit(incoming: Incoming, prepared: Prepared, checksum: ShardChecksum) -> int:
+    return incoming.commit(prepared.read_index(), checksum.value(incoming.size_bytes))
 
 
 def _write_whole(fd: int, offset: int, body: Bytes) -> None:

@@ -1,4 +1,4 @@
-"""The worker process behind ``prepare``: reads a shard that it was handed, builds its index, sums its bytes.
+"""The worker process behind ``prepare``: reads a shard that it was handed and builds its index.
 
 It runs at low priority, knows no path, and leaves when its daemon does: the socket it reads from is then at its end.
 Run as ``python -m cacheloader_daemon.indexer FD`` with one end of a SEQPACKET pair.
@@ -6,7 +6,6 @@ Run as ``python -m cacheloader_daemon.indexer FD`` with one end of a SEQPACKET p
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import sys
@@ -15,14 +14,10 @@ import msgspec
 
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, CorruptShard, ProtocolError
-from cacheloader.keys import split_range
 from cacheloader.protocol.frames import MAX_FAILURE_CHARACTERS, sendable
 
 LOWEST_PRIORITY = 19
 """The training process and its collectives go first whenever they want a core."""
-
-CHECKSUM_BLOCK_BYTES = 2**20
-"""Stays in the processor's cache between the read and the sum."""
 
 
 class PrepareShard(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,11 +38,9 @@ class ShardPrepared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What came out. + fd: sealed memory file with the index.
 
     Attributes:
-        crc32c: Checksum of the shard's bytes.
         index_bytes: Length of the index.
     """
 
-    crc32c: int
     index_bytes: int
 
 
@@ -60,7 +53,7 @@ class PrepareFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 def prepare(task: PrepareShard, fd: int) -> tuple[ShardPrepared, int]:
-    """The index of the shard in ``fd``, as a sealed memory file that the caller closes, and the shard's checksum.
+    """The index of the shard in ``fd``, as a sealed memory file that the caller closes, and its description.
 
     Raises:
         CorruptShard: The shard is none of its format.
@@ -71,7 +64,6 @@ def prepare(task: PrepareShard, fd: int) -> tuple[ShardPrepared, int]:
 
     if task.size_bytes == 0:
         raise CorruptShard(f"{task.uri} holds no bytes, so it is no {task.format} shard", uri=task.uri)
-    crc32c = checksum(fd, task.size_bytes)
     try:
         index = named(task.format).build_index(FileSource(fd, size_bytes=task.size_bytes), uri=task.uri)
     except OSError as error:
@@ -79,23 +71,7 @@ def prepare(task: PrepareShard, fd: int) -> tuple[ShardPrepared, int]:
             raise
         # A read beyond the end: the file was whole a moment ago, so the format followed a wrong pointer.
         raise CorruptShard(f"{task.uri} is no whole {task.format} shard: {error}", uri=task.uri) from error
-    return ShardPrepared(crc32c=crc32c, index_bytes=len(index)), fdpass.sealed_memory_file("sample-index", index)
-
-
-def checksum(fd: int, size_bytes: int) -> int:
-    """CRC32C of the first ``size_bytes`` bytes of a file.
-
-    Read, not mapped: a disk error is then an error of this call and not a signal that ends the process.
-    """
-    import google_crc32c
-
-    crc32c = 0
-    for part in split_range(size_bytes, part_bytes=CHECKSUM_BLOCK_BYTES):
-        block = os.pread(fd, part.size_bytes, part.start)
-        if len(block) != part.size_bytes:
-            raise OSError(errno.EIO, f"the file ends within bytes [{part.start}, {part.stop})")
-        crc32c = google_crc32c.extend(crc32c, block)
-    return crc32c
+    return ShardPrepared(index_bytes=len(index)), fdpass.sealed_memory_file("sample-index", index)
 
 
 def serve(sock: socket.socket) -> None:
@@ -130,8 +106,6 @@ def serve(sock: socket.socket) -> None:
 def main() -> None:
     """Serve on the socket whose descriptor is the first argument."""
     # What the first shard will need is imported at once, and before the priority falls: somebody may wait for it.
-    import google_crc32c  # noqa: F401
-
     import cacheloader.formats.registry  # noqa: F401
 
     os.nice(LOWEST_PRIORITY)

@@ -1,4 +1,4 @@
-"""Work on a shard's bytes, in processes of low priority: so that it costs the node once, and the event loop nothing."""
+"""Indexes of shards, made in processes of low priority: so that it costs the node once, and the event loop nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BASE_TIMEOUT_S = 30.0
 """Covers the start of a worker on a busy node."""
 
 SLOWEST_BYTES_PER_S = 10 * 10**6
-"""A guess at what an index takes at the lowest priority on a saturated node; checksums alone run at several GB/s."""
+"""A guess at what an index takes at the lowest priority on a saturated node."""
 
 STOP_TIMEOUT_S = 5.0
 
@@ -44,12 +44,10 @@ class Prepared:
     Attributes:
         index_fd: Sealed memory file with the sample index, owned by the receiver.
         index_bytes: Length of the index.
-        crc32c: Checksum of the shard's bytes.
     """
 
     index_fd: int
     index_bytes: int
-    crc32c: int
 
     def read_index(self) -> bytes:
         """The index."""
@@ -130,7 +128,7 @@ class _Worker:
             raise from_wire(answer.kind, answer.message, answer.uri)
         if received.fd is None:
             raise ProtocolError("an index came without its descriptor")
-        return Prepared(index_fd=received.fd, index_bytes=answer.index_bytes, crc32c=answer.crc32c)
+        return Prepared(index_fd=received.fd, index_bytes=answer.index_bytes)
 
     def kill(self) -> None:
         """End the process; a thread that waits for its answer is woken. Safe from any thread."""
@@ -190,7 +188,7 @@ class Preparers:
             log.info("no index worker was started ahead: %r", error)
 
     async def prepare(self, fd: int, *, format_name: str, uri: str, size_bytes: int) -> Prepared:
-        """Index and checksum of the shard in ``fd``.
+        """Index of the shard in ``fd``.
 
         A worker that is lost (killed, out of memory) costs one more try.
 

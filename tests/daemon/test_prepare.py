@@ -1,4 +1,4 @@
-"""Index and checksum by worker processes, and what becomes of a task whose worker dies."""
+"""Indexes by worker processes, and what becomes of a task whose worker dies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import google_crc32c
 import pytest
 from cacheloader_daemon import prepare
 from cacheloader_daemon.prepare import Prepared, Preparers
@@ -59,10 +58,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_index_and_checksum_are_those_of_the_bytes(preparers: Preparers, tmp_path: Path) -> None:
-    content = tar_of(30, payload_bytes=70_000)  # above one block of the checksum
+async def test_the_index_is_that_of_the_bytes(preparers: Preparers, tmp_path: Path) -> None:
+    content = tar_of(30, payload_bytes=70_000)
     result = await prepared(preparers, content, tmp_path / "a")
-    assert result.crc32c == google_crc32c.value(content)
     expected = registry.named("webdataset").build_index(BufferSource(content), uri="s3://b/a.tar")
     assert result.read_index() == expected
     assert index_samples(result.read_index()) == 30

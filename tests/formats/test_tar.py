@@ -186,3 +186,27 @@ def test_whatever_stands_behind_the_first_zero_block_is_ignored_as_tarfile_does(
 def test_a_header_larger_than_the_buffer_and_members_far_apart_are_found():
     members = [("a.txt", b"a" * 3_000_000), ("n" * 2000 + ".txt", b"b"), ("c.txt", b"c" * 1_048_064), ("d.txt", b"d")]
     assert walked(packed(members)) == [(name.encode(), content) for name, content in members]
+
+
+class CountingSource(BufferSource):
+    """A shard in memory that counts the bytes read of it."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.read_bytes = 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.read_bytes += stop - start
+        return super().read(start, stop)
+
+
+def test_the_content_of_large_members_is_not_read():
+    source = CountingSource(b"".join(header(b"%d.bin" % i, 100_000) + padded(bytes(100_000)) for i in range(20)) + END)
+    assert len(list(walk_members(source, uri=URI))) == 20
+    assert source.read_bytes < 0.05 * source.size_bytes
+
+
+def test_small_members_are_read_many_at_once():
+    source = CountingSource(b"".join(header(b"%d.txt" % i, 3) + padded(b"abc") for i in range(5000)) + END)
+    assert len(list(walk_members(source, uri=URI))) == 5000
+    assert source.read_bytes < 1.1 * source.size_bytes
