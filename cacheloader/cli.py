@@ -139,7 +139,9 @@ def _status(options: argparse.Namespace) -> int:
         ("hits", f"{plan['hits']} of {asked}" + (f" ({plan['hits'] / asked:.1%})" if asked else "")),
         ("origin", f"{format_size(sum(account['remote_read_bytes'].values()))} read"),
         ("evictions", str(plan["evictions"])),
+        ("missed", f"{account['fallbacks']} times by sessions, for {account['away_seconds']:.0f} s in all"),
         ("degraded", ", ".join(status["degraded"]) or "no"),
+        *(("", f"{one['failures']} requests failed: {one['message']}") for one in status["origin_troubles"]),
     ):
         print(f"{name:<10}{value}")
     return 1 if status["degraded"] else 0

@@ -24,21 +24,27 @@ class Fault:
     """What shall happen to matching requests.
 
     Attributes:
-        action: ``status``: answer so at once. ``reset``, ``close``, ``stall``: pass ``after_bytes`` of the body, then
-            break the connection with RST, end it with FIN, or send nothing more. ``shorten``: a well-formed response
-            whose body has only ``after_bytes``. ``ignore_range``: the whole object, as by a server without ranges.
+        action: ``status``: answer so at once. ``reset``, ``close``, ``stall``, ``drip``: pass ``after_bytes`` of the
+            body, then break the connection with RST, end it with FIN, send nothing more, or a byte now and then.
+            ``shorten``: a well-formed response whose body has only ``after_bytes``. ``lengthen``: more bytes than
+            announced. ``flip``: one bit of the byte at ``after_bytes`` is wrong. ``ignore_range``: the whole object, as
+            by a server without ranges.
         times: How many requests, 0 for all.
         method: Only these.
         path: Only paths that contain this text.
     """
 
-    action: Literal["status", "reset", "close", "stall", "shorten", "ignore_range"]
+    action: Literal["status", "reset", "close", "stall", "drip", "shorten", "lengthen", "flip", "ignore_range"]
     times: int = 0
     method: str = "GET"
     path: str = ""
     status: int = 503
     code: str = "SlowDown"
     after_bytes: int = 0
+    retry_after_s: float | None = None
+
+
+_CUTTING = {"reset", "close", "stall", "drip", "shorten"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +140,19 @@ class CountingProxy:
             handlers.add(task)
             task.add_done_callback(handlers.discard)
 
-        server = await asyncio.start_server(accept, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        self._handlers = handlers
+        self._accept = accept
+        await self._listen()
         self._ready.set()
         await self._stopped.wait()
-        server.close()
+        self._server.close()
         for task in list(handlers):
             task.cancel()
         await asyncio.gather(*handlers, return_exceptions=True)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_writer: asyncio.StreamWriter | None = None
@@ -185,7 +196,7 @@ class CountingProxy:
             if fault is not None and fault.action == "status":
                 async for _block in body:
                     pass
-                await self._delay()
+                await self._delay(method, target)
                 await self._answer(writer, fault)
                 self._record(method, target, byte_range, fault.status, 0)
                 return True
@@ -196,7 +207,7 @@ class CountingProxy:
             response = await read_head(upstream)
             if response is None:
                 raise ConnectionError("the server closed the connection without an answer")
-            await self._delay()
+            await self._delay(method, target)
             return await self._pass_response(method, target, byte_range, response, upstream, reader, writer, fault)
         finally:
             self._in_flight -= 1
@@ -213,7 +224,7 @@ class CountingProxy:
         fault: Fault | None,
     ) -> bool:
         status = int(response.first_line.split(" ")[1])
-        limit = fault.after_bytes if fault is not None and fault.action != "ignore_range" else None
+        limit = fault.after_bytes if fault is not None and fault.action in _CUTTING else None
         shown = response
         if fault is not None and fault.action == "shorten":
             shown = Head(response.first_line, list(response.headers))
@@ -225,6 +236,8 @@ class CountingProxy:
             if method != "HEAD" and status not in {204, 304}:
                 async for whole in read_body(upstream, response, until_close=True):
                     block = whole if limit is None else whole[: limit - passed]
+                    if fault is not None and fault.action == "flip" and 0 <= fault.after_bytes - passed < len(block):
+                        block = _flipped(block, fault.after_bytes - passed)
                     await self._pace(len(block))
                     writer.write(block)
                     await writer.drain()
@@ -236,6 +249,10 @@ class CountingProxy:
         if fault is not None and limit is not None:
             await self._break(reader, writer, fault)
             return False
+        if fault is not None and fault.action == "lengthen":
+            writer.write(b"x" * 1000)
+            await writer.drain()
+            return False
         return response.get("connection").lower() != "close"
 
     async def _break(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault) -> None:
@@ -245,15 +262,24 @@ class CountingProxy:
             writer.transport.abort()
         elif fault.action == "stall":
             await reader.read()  # until the client gives up
+        elif fault.action == "drip":
+            while not reader.at_eof():
+                writer.write(b"x")
+                await writer.drain()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await reader.read(1)
 
     async def _answer(self, writer: asyncio.StreamWriter, fault: Fault) -> None:
         body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
         head = Head(f"HTTP/1.1 {fault.status} Injected")
         head.headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+        if fault.retry_after_s is not None:
+            head.headers.append(("Retry-After", f"{fault.retry_after_s:g}"))
         writer.write(head.encode() + body)
         await writer.drain()
 
-    async def _delay(self) -> None:
+    async def _delay(self, method: str, target: str) -> None:
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
 
@@ -291,3 +317,7 @@ class CountingProxy:
                     started_s=time.monotonic(),
                 )
             )
+
+
+def _flipped(block: bytes, at: int) -> bytes:
+    return block[:at] + bytes([block[at] ^ 1]) + block[at + 1 :]
