@@ -46,16 +46,9 @@ class Backoff:
         return self.ceiling_s(failures) * unit
 
 
-FIRST_REQUESTS = 4
-"""A guess between a request alone, which leaves a long link idle, and the full width, which delays the first shard."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPace:
-    """How many requests one host gets at a time: few at first, more with each answer, half after a "slow down".
-
-    Requests that are in flight share the link, so the first shard of a job comes late if many start with it. Growth is
-    one for each answer up to the first "slow down" (twice as many a round), then one a round.
+    """How many requests one host lets us have at a time: half after a "slow down", then one more a round.
 
     Attributes:
         most: Requests at a time that are never exceeded.
@@ -74,16 +67,17 @@ class HostPace:
     @classmethod
     def open(cls, most: int) -> HostPace:
         """The pace of a host that nothing is known of yet."""
-        return cls(most=most, allowed=float(min(most, FIRST_REQUESTS)))
+        return cls(most=most, allowed=float(most))
 
     def may_start(self, *, in_flight: int, now_s: float) -> bool:
         """Whether one more request may start."""
         return now_s >= self.resume_s and in_flight + 1 <= self.allowed
 
-    def throttled(self, *, started_s: float, now_s: float, unit: float, backoff: Backoff) -> HostPace:
+    def throttled(self, *, width: int, started_s: float, now_s: float, unit: float, backoff: Backoff) -> HostPace:
         """The pace after a "slow down".
 
         Args:
+            width: Requests at a time that were worth having, of which half are left.
             started_s: When the request started. One that started before the last cut tells nothing new: it was sent
                 at the old pace.
             now_s: When the answer came.
@@ -95,7 +89,7 @@ class HostPace:
         strikes = self.strikes + 1
         return replace(
             self,
-            allowed=max(1.0, self.allowed / 2),
+            allowed=max(1.0, min(self.allowed, width) / 2),
             resume_s=max(self.resume_s, now_s + backoff.delay_s(strikes, unit)),
             strikes=strikes,
             last_cut_s=now_s,
@@ -105,5 +99,4 @@ class HostPace:
         """The pace after a request that started at ``started_s`` was answered well."""
         if started_s < self.last_cut_s or (self.allowed == self.most and not self.strikes):
             return self
-        step = 1.0 if self.last_cut_s == float("-inf") else 1 / self.allowed
-        return replace(self, allowed=min(float(self.most), self.allowed + step), strikes=0)
+        return replace(self, allowed=min(float(self.most), self.allowed + 1 / self.allowed), strikes=0)

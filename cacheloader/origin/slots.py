@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
 from cacheloader.origin.retry import Backoff, HostPace
+from cacheloader.origin.width import WidthSearch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -22,9 +24,11 @@ class Urgency:
 
     Attributes:
         demanded: True for demand, False for prefetch.
+        place: Which transfer this is in the order of their first requests; ``TransferSlots`` sets it.
     """
 
     demanded: bool = False
+    place: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +57,11 @@ class _Waiter:
 
 
 class TransferSlots:
-    """Grants requests: demand before prefetch, first come first served within each, never more than the budget.
+    """Grants requests: demand before prefetch, within each the transfer that began first, never more than the budget.
 
-    Each host has a pace of its own: after a "slow down" it gets half the requests, and none for a moment.
+    So shards arrive one after the other, and not all together at the end. Each host has a width of its own, which
+    grows for as long as more requests bring more bytes, and a pace: after a "slow down" it gets half the requests, and
+    none for a moment.
 
     Args:
         max_bytes: Bytes asked for and not yet written, over all requests. One larger request runs alone.
@@ -84,6 +90,8 @@ class TransferSlots:
         self._bytes = 0
         self._in_flight: Counter[str] = Counter()
         self._paces: dict[str, HostPace] = {}
+        self._widths: dict[str, WidthSearch] = {}
+        self._places = itertools.count()
         self._throttled = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -104,6 +112,8 @@ class TransferSlots:
         has none, since a thread that writes cannot be called back, so a disk that hangs holds its slots until it moves.
         """
         granted = asyncio.get_running_loop().create_future()
+        if urgency.place < 0:
+            urgency.place = next(self._places)
         waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)
         self._waiters.append(waiter)
         self._grant()
@@ -126,15 +136,25 @@ class TransferSlots:
         self._throttled += 1
         now_s = asyncio.get_running_loop().time()
         self._paces[host] = self._pace(host).throttled(
-            started_s=started_s, now_s=now_s, unit=self._random_unit(), backoff=self._backoff
+            width=self._width(host).allowed,
+            started_s=started_s,
+            now_s=now_s,
+            unit=self._random_unit(),
+            backoff=self._backoff,
         )
 
-    def succeeded(self, host: str, *, started_s: float) -> None:
-        """Say that ``host`` answered well to a request that started at ``started_s``."""
+    def succeeded(self, host: str, *, started_s: float, size_bytes: int) -> None:
+        """Say that ``host`` answered well, with ``size_bytes``, to a request that started at ``started_s``."""
         self._paces[host] = self._pace(host).succeeded(started_s=started_s)
+        self._widths[host] = self._width(host).answered(
+            in_flight=self._in_flight[host], size_bytes=size_bytes, now_s=asyncio.get_running_loop().time()
+        )
 
     def _pace(self, host: str) -> HostPace:
         return self._paces.get(host) or HostPace.open(self._max_requests)
+
+    def _width(self, host: str) -> WidthSearch:
+        return self._widths.get(host) or WidthSearch.open(self._max_requests)
 
     def _give_back(self, waiter: _Waiter) -> None:
         self._bytes -= waiter.size_bytes
@@ -148,9 +168,9 @@ class TransferSlots:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         resume_s = float("inf")
-        # Sorting is stable, so this is first come first served within each class. It looks at `demanded` now, not as it
-        # was when the request came: a prefetch that somebody has begun to wait for moves ahead.
-        for waiter in sorted(self._waiters, key=lambda waiter: not waiter.urgency.demanded):
+        # It looks at `demanded` now, not as it was when the request came: a prefetch that somebody has begun to wait
+        # for moves ahead. Sorting is stable, so the requests of one transfer keep their order.
+        for waiter in sorted(self._waiters, key=lambda waiter: (not waiter.urgency.demanded, waiter.urgency.place)):
             if waiter.granted.cancelled():
                 continue  # its task has not run since
             num_requests = self._in_flight.total()
@@ -159,8 +179,8 @@ class TransferSlots:
             ):
                 # Nobody overtakes a large request, or it would starve. A later `_give_back` looks again.
                 break
-            pace = self._pace(waiter.host)
-            if not pace.may_start(in_flight=self._in_flight[waiter.host], now_s=now_s):
+            pace, in_flight = self._pace(waiter.host), self._in_flight[waiter.host]
+            if in_flight >= self._width(waiter.host).allowed or not pace.may_start(in_flight=in_flight, now_s=now_s):
                 if pace.resume_s > now_s:
                     resume_s = min(resume_s, pace.resume_s)
                 continue

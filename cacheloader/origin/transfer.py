@@ -212,7 +212,7 @@ class _Retries:
                         delay_s = self.limits.backoff.delay_s(failures, self.random_unit())
                         raise_if_hopeless(error)
                     else:
-                        self.slots.succeeded(self.host, started_s=started_s)
+                        self.slots.succeeded(self.host, started_s=started_s, size_bytes=part.size_bytes)
                         await write(body)
                         return
                 await asyncio.sleep(delay_s)

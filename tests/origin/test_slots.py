@@ -10,6 +10,7 @@ import pytest
 from cacheloader.errors import ConfigError
 from cacheloader.origin.retry import Backoff
 from cacheloader.origin.slots import TransferSlots, Urgency
+from cacheloader.origin.width import FIRST_REQUESTS
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -156,19 +157,36 @@ async def test_a_host_that_says_slow_down_is_left_alone_while_others_go_on():
 
 
 async def test_a_throttled_host_gets_half_the_requests_and_earns_the_rest_back():
-    slots = TransferSlots(max_requests=8, backoff=Backoff(first_s=0.0))
+    slots = TransferSlots(max_requests=4, backoff=Backoff(first_s=0.0))
     clock = asyncio.get_running_loop().time
     async with line(slots) as waiting:
-        for _ in range(4):  # from the few of a new host to its full width
-            slots.succeeded("host", started_s=clock())
         slots.throttled("host", started_s=clock())
-        for name in "abcdefgh":
+        for name in "abcd":
             await waiting.add(name)
-        assert waiting.started == list("abcd")
-        for _ in range(64):
-            slots.succeeded("host", started_s=clock())
+        assert waiting.started == list("ab")
+        for _ in range(16):
+            slots.succeeded("host", started_s=clock(), size_bytes=1)
         await waiting.finish("a")
-        assert waiting.started == list("abcdefgh")
+        assert waiting.started == list("abcd")
+
+
+async def test_requests_of_the_transfer_that_began_first_go_first():
+    slots = TransferSlots(max_requests=1)
+    first, second = Urgency(), Urgency()
+    async with line(slots) as waiting:
+        await waiting.add("first 1", urgency=first)
+        await waiting.add("second 1", urgency=second)
+        await waiting.add("first 2", urgency=first)
+        await waiting.finish("first 1")
+        assert waiting.started == ["first 1", "first 2"]
+
+
+async def test_a_new_host_gets_few_requests_at_first():
+    slots = TransferSlots(max_requests=32)
+    async with line(slots) as waiting:
+        for number in range(32):
+            await waiting.add(str(number))
+        assert len(waiting.started) == FIRST_REQUESTS
 
 
 async def test_under_random_load_the_budget_holds_and_everybody_gets_a_turn():
@@ -191,7 +209,7 @@ async def test_under_random_load_the_budget_holds_and_everybody_gets_a_turn():
             if chance.random() < 0.2:
                 slots.throttled(host, started_s=started_s)
             else:
-                slots.succeeded(host, started_s=started_s)
+                slots.succeeded(host, started_s=started_s, size_bytes=size_bytes)
             served += 1
 
     tasks = [asyncio.create_task(request()) for _ in range(300)]
