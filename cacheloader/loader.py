@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cacheloader.ahead import ReadAhead
 from cacheloader.batches import Collate, WholeBatches
 from cacheloader.device import to_device
 from cacheloader.errors import CacheloaderError, ConfigError
@@ -24,12 +25,19 @@ if TYPE_CHECKING:
     from cacheloader.cursor import Start
     from cacheloader.state import Policy
 
+_PREFETCH = 2  # torch's own default
+_LEAST_THREADS = 2
+
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """torch's DataLoader over a ``RemoteDataset``.
 
     Each iteration is one epoch, complete or not. The position counts batches that the training loop has taken, never
     those that workers have read ahead.
+
+    Where there is nothing to compute (no ``transform``), threads of the training process read the batches ahead. With
+    neither ``collate_fn`` nor ``worker_init_fn`` nor ``pin_memory`` there would be nothing for worker processes to do,
+    and ``num_workers`` is the number of those threads, at least two.
 
     Args:
         dataset: What to read.
@@ -89,6 +97,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         # Whole batches come from the data set, so that one from which samples were left out is shorter and the next
         # still begins where it should; torch's own batching would fill it up.
         self._whole = WholeBatches(dataset)
+        prefetch = (options.get("prefetch_factor") or _PREFETCH) * max(1, options.get("num_workers", 0))
+        self._is_threaded = dataset.is_raw and (
+            not options.get("num_workers")
+            or not (collate_fn or any(options.get(name) for name in ("worker_init_fn", "pin_memory", "timeout")))
+        )
+        if self._is_threaded:
+            num_threads = max(options.get("num_workers", 0), _LEAST_THREADS)
+            self._whole.read_ahead = ReadAhead(num_threads=num_threads, num_batches=max(prefetch, num_threads + 1))
         collate: Callable[[Any], Any] = Collate(collate_fn, with_keys=record_to is not None and record_keys)
         super().__init__(self._whole, batch_size=None, collate_fn=collate, **options)
 
@@ -117,7 +133,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._records:
             self._records.begin(start, num_workers=self.num_workers)
         self._whole.start = start
-        return _TimedIterator(self, super().__iter__(), start, iteration)
+        # torch's own iterator without workers reads in this process, too.
+        batches = map(self.collate_fn, self._whole) if self._is_threaded and self.num_workers else super().__iter__()
+        return _TimedIterator(self, batches, start, iteration)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that this loader has handed out; plain types, equal on all ranks.
@@ -127,7 +145,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Raises:
             ConfigError: Batches come as they are ready (``in_order=False``) and some of the epoch are still to come.
         """
-        is_out_of_order = self.num_workers > 0 and not self._is_in_order
+        is_out_of_order = self.num_workers > 0 and not self._is_in_order and not self._is_threaded
         if is_out_of_order and self._delivered and self.epoch == self._positioned.epoch:
             raise ConfigError(
                 "in_order=False hands out batches as they come, so that no position lies between those handed out and "
@@ -156,7 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._reporter.add(fetch_seconds, note.num_samples)
         run = goodput.active()
         if run is not None:
-            run.fetched(self, fetch_seconds, note.num_samples)
+            run.fetched(self, fetch_seconds, note.num_samples, epoch=note.epoch)
         if self._records:
             self._records.step(fetch_s=fetch_seconds, **note._asdict())
 

@@ -113,6 +113,7 @@ class Step(_Event, frozen=True, kw_only=True, tag="step", gc=False):
         samples: Samples likewise.
         first: First sample's number, -1 if not recorded.
         last: Last sample's number.
+        epoch: Of the batch, from 0; -1 if unknown.
         source: Where the waiting came from, if the loader knows: the shard that was waited for.
     """
 
@@ -126,6 +127,7 @@ class Step(_Event, frozen=True, kw_only=True, tag="step", gc=False):
     samples: int = 0
     first: int = -1
     last: int = -1
+    epoch: int = -1
     source: str = ""
 
 

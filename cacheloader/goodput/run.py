@@ -44,6 +44,7 @@ class Run:
         attempt: Name of this launch, the same on all ranks; else agreed on by itself, see ``world.attempt_name``.
         launcher: Who started this launch; equal for launches that restart each other, so that the time between them
             is a restart and no gap. Taken from torchrun and Slurm.
+        n_devices: Devices that are paid for, if that is not one for each rank of the attempt under way.
         meter: Measures collectives and device idle time; ``measuring.Meter`` where torch is.
         hooks: Other places to send numbers to, on rank 0: ``goodput.hooks``.
     """
@@ -58,6 +59,7 @@ class Run:
         world_size: int | None = None,
         attempt: str | None = None,
         launcher: str | None = None,
+        n_devices: int = 0,
         meter: Meter | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -67,6 +69,7 @@ class Run:
         self._place = (rank, world_size)
         self._attempt = attempt
         self._launcher = _launcher() if launcher is None else launcher
+        self._n_devices = n_devices
         self._meter = meter
         self._hooks = tuple(hooks)
         self.last_step = 0
@@ -76,6 +79,7 @@ class Run:
         self._depth = 0
         self._fetched_samples = 0
         self._fetch_s = 0.0
+        self._epoch = -1
         self._source = ""
         self._begin_ns = -1
 
@@ -86,7 +90,7 @@ class Run:
         is_first = all(path.name.startswith(f"events-{attempt}-") for path in self.folder.glob("events-*.jsonl"))
         self.recorder = Recorder(self.folder, attempt=attempt, rank=here.rank, world_size=here.world_size)
         if here.rank == 0 and is_first:
-            self.recorder.emit("run.start", n_devices=here.world_size)
+            self.recorder.emit("run.start", n_devices=self._n_devices)
         self.recorder.emit("attempt.start", launcher=self._launcher, process_start_ns=_process_start_ns())
         restored = recording.enter(self)
         if restored is not None:
@@ -196,12 +200,13 @@ class Run:
             if self._meter is not None:
                 self._meter.fetching()
 
-    def fetched(self, loader: Any, fetch_s: float, num_samples: int, source: str = "") -> None:
+    def fetched(self, loader: Any, fetch_s: float, num_samples: int, *, epoch: int = -1, source: str = "") -> None:
         """``loader`` handed out a batch after ``fetch_s``."""
         if self._depth or self._loader is not loader:
             return
         self._fetch_s += fetch_s
         self._fetched_samples += num_samples
+        self._epoch = epoch
         if source:
             self._source = source
         if self._meter is not None:
@@ -231,6 +236,8 @@ class Run:
             fields += f',"tokens":{tokens}'
         if samples:
             fields += f',"samples":{samples}'
+        if self._epoch >= 0:
+            fields += f',"epoch":{self._epoch}'
         if self._source:
             fields += f',"source":{json.dumps(self._source)}'
             self._source = ""

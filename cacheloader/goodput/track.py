@@ -1,0 +1,343 @@
+"""One rank in one attempt: its events, in any order and any number of times, as pieces of time that do not overlap."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cacheloader.goodput import events
+from cacheloader.goodput.categories import Category, Part
+
+if TYPE_CHECKING:
+    from cacheloader.goodput.events import Event
+
+HANG_FACTOR = 10
+"""A step that computes this many times as long as the rank's median step is a hang, by what exceeds the median …"""
+
+HANG_MIN_NS = 10**9
+"""… if that is at least so much."""
+
+STEP_FIELDS = ("seq", "mono_ns", "step", "dur_ns", "exposed_ns", "fetch_ns", "wait_ns", "tokens", "samples", "epoch")
+
+START_UP_PHASES = frozenset(("init", "rendezvous", "ckpt_find", "ckpt_read", "loader_restore", "warmup"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A piece of time that is no step, on the wall clock, half open.
+
+    Attributes:
+        start_ns: Since 1970.
+        end_ns: Likewise.
+        category: What it is; ``INIT`` stands for ``RESTART``, too, until the attempt is known.
+        label: Name of the stage or phase.
+    """
+
+    start_ns: int
+    end_ns: int
+    category: Category
+    label: str
+
+
+class Track:
+    """Events of one rank (``rank >= 0``) in one attempt.
+
+    Attributes:
+        node: Host.
+        rank: Which.
+        world: Ranks of its attempt.
+    """
+
+    def __init__(self, first: Event) -> None:
+        self.node, self.rank, self.world = first.node, first.rank, first.world
+        self._steps: array[int] = array("q")
+        self._step_seqs: set[int] = set()
+        self.collectives: dict[int, tuple[int, ...]] = {}
+        """By ``seq`` of the step."""
+        self.sources: dict[int, str] = {}
+        """Likewise: what was waited for."""
+        self.others: dict[int, Event] = {}
+        """Events that are no steps, by ``seq``."""
+        self._built: tuple[int, Painted] | None = None
+        self._first_step: tuple[int, int] | None = None
+        """Number of the first step's event and what makes its monotonic time one of the wall clock."""
+
+    def add(self, event: Event) -> None:
+        """Take one event; one that is known already changes nothing."""
+        if not isinstance(event, events.Step):
+            self.others.setdefault(event.seq, event)
+            return
+        if event.seq in self._step_seqs:
+            return
+        self._step_seqs.add(event.seq)
+        fetch_ns = nanoseconds(event.fetch_s)
+        self._steps.extend(
+            (
+                event.seq,
+                event.mono_ns,
+                event.step,
+                nanoseconds(event.dur_s),
+                fetch_ns if event.exposed_s < 0 else nanoseconds(event.exposed_s),
+                fetch_ns,
+                nanoseconds(event.coll_wait_s) if event.coll_wait_s >= 0 else -1,
+                event.tokens,
+                event.samples,
+                event.epoch,
+            )
+        )
+        if self._first_step is None or event.seq < self._first_step[0]:
+            self._first_step = (event.seq, event.wall_ns - event.mono_ns)
+        if event.coll_us:
+            self.collectives[event.seq] = event.coll_us
+        if event.source:
+            self.sources[event.seq] = event.source
+
+    def painted(self) -> Painted:
+        """Everything known so far, in order."""
+        size = len(self._steps) + len(self.others)
+        if self._built is None or self._built[0] != size:
+            self._built = (size, self._paint())
+        return self._built[1]
+
+    def _paint(self) -> Painted:
+        table = np.array(self._steps, dtype=np.int64).reshape(-1, len(STEP_FIELDS))
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        others = [self.others[seq] for seq in sorted(self.others)]
+        # The wall clock may jump; within a process only its first reading counts.
+        first = min(others, key=lambda event: event.seq, default=None)
+        readings = [] if first is None else [(first.seq, first.wall_ns - first.mono_ns)]
+        readings += [] if self._first_step is None else [self._first_step]
+        offset_ns = min(readings)[1]
+        marks, open_phase = _marks(others, offset_ns)
+        end_ns = table[:, 1] + offset_ns
+        reached_ns = np.maximum.accumulate(end_ns) if len(end_ns) else end_ns
+        earliest_ns = np.concatenate(([np.iinfo(np.int64).min], reached_ns[:-1])) if len(end_ns) else end_ns
+        start_ns = np.minimum(np.maximum(end_ns - table[:, 3], earliest_ns), end_ns)
+        last_ns = [int(reached_ns[-1])] if len(end_ns) else []
+        last_ns += [event.mono_ns + offset_ns for event in others]
+        return Painted(
+            offset_ns=offset_ns,
+            table=table,
+            start_ns=start_ns,
+            end_ns=np.maximum(end_ns, start_ns),
+            marks=marks,
+            open_phase=open_phase,
+            first_ns=_first_ns(others, start_ns, offset_ns),
+            last_ns=max(last_ns),
+            run_ns=min((e.mono_ns + offset_ns for e in others if isinstance(e, events.AttemptStart)), default=0),
+            end=_end(others, offset_ns),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Painted:
+    """A track in order. Times are on the wall clock.
+
+    Attributes:
+        offset_ns: What makes a monotonic time of it one of the wall clock.
+        table: One row a step, columns ``STEP_FIELDS``.
+        start_ns: Of each step, not before the end of the one before it.
+        end_ns: Of each step.
+        marks: What is no step, sorted, not overlapping; where a step overlaps one, the mark counts.
+        open_phase: A phase that began and never ended: name and time.
+        first_ns: First sign of life: the start of the process, if that is known.
+        run_ns: When the run was opened, behind the imports.
+        last_ns: Last sign of life of the process itself.
+        end: Its own word on its end: time and cause.
+    """
+
+    offset_ns: int
+    table: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    marks: list[Mark]
+    open_phase: tuple[str, int] | None
+    first_ns: int
+    last_ns: int
+    run_ns: int
+    end: tuple[int, str] | None
+
+    @property
+    def step_numbers(self) -> np.ndarray:
+        """Of each step."""
+        return self.table[:, 2]
+
+    def pieces(self, wait_ns: np.ndarray, hang_ns: np.ndarray, warmup_ns: int) -> Pieces:
+        """The steps, cut into parts: fetch first, then the computing, then warm-up, hang and waiting.
+
+        Args:
+            wait_ns: Of each step, time in which it waited for other ranks.
+            hang_ns: Of each step, time that it hung.
+            warmup_ns: Time beyond the median that the first step took.
+        """
+        fetch_ns = self.fetch_ns()
+        step = np.arange(len(self.start_ns), dtype=np.int64)
+        touched = self._touched()
+        rows: list[tuple[int, int, int, int]] = []
+        for i in np.flatnonzero(touched):
+            rows += self._cut(int(i), int(fetch_ns[i]), int(wait_ns[i]), int(hang_ns[i]), warmup_ns if i == 0 else 0)
+        plain = ~touched
+        begin, end = self.start_ns[plain], self.end_ns[plain]
+        left = end - begin - fetch_ns[plain]
+        waits = np.clip(wait_ns[plain], 0, left)
+        hangs = np.clip(hang_ns[plain], 0, left - waits)
+        warm = np.zeros_like(left)
+        if len(step) and plain[0]:
+            warm[0] = min(warmup_ns, int(left[0] - waits[0] - hangs[0]))
+        edges = [begin, begin + fetch_ns[plain], end - waits - hangs - warm, end - waits - hangs, end - waits, end]
+        parts = (Part.FETCH, Part.COMPUTE, Part.WARMUP, Part.HANG, Part.WAIT)
+        columns = [
+            np.stack([edges[i], edges[i + 1], np.full(len(begin), part, dtype=np.int64), step[plain]], axis=1)
+            for i, part in enumerate(parts)
+        ]
+        columns.append(np.array(rows, dtype=np.int64).reshape(-1, 4))
+        table = np.concatenate(columns)
+        table = table[table[:, 1] > table[:, 0]]
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        return Pieces(start_ns=table[:, 0], end_ns=table[:, 1], part=table[:, 2], step=table[:, 3])
+
+    def busy_ns(self) -> np.ndarray:
+        """Of each step, its time without fetching and without marks inside it."""
+        busy: np.ndarray = self.end_ns - self.start_ns - self.fetch_ns()
+        for i in np.flatnonzero(self._touched()):
+            end = int(self.end_ns[i])
+            begin = min(end, int(self.start_ns[i] + self.table[i, 4]))
+            busy[i] = max(0, sum(stop - start for start, stop in _without(begin, end, self.marks)))
+        return busy
+
+    def fetch_ns(self) -> np.ndarray:
+        """Of each step, its exposed fetch."""
+        exposed: np.ndarray = np.clip(self.table[:, 4], 0, self.end_ns - self.start_ns)
+        return exposed
+
+    def _touched(self) -> np.ndarray:
+        touched = np.zeros(len(self.start_ns), dtype=bool)
+        for mark in self.marks:
+            low = int(np.searchsorted(self.end_ns, mark.start_ns, side="right"))
+            high = int(np.searchsorted(self.start_ns, mark.end_ns, side="left"))
+            touched[low:high] = True
+        return touched
+
+    def _cut(
+        self, i: int, fetch_ns: int, wait_ns: int, hang_ns: int, warmup_ns: int
+    ) -> list[tuple[int, int, int, int]]:
+        begin, end = int(self.start_ns[i]), int(self.end_ns[i])
+        rows = [(a, b, int(Part.FETCH), i) for a, b in _without(begin, begin + fetch_ns, self.marks)]
+        for a, b in reversed(_without(begin + fetch_ns, end, self.marks)):
+            edge = b
+            for part, amount in ((Part.WAIT, wait_ns), (Part.HANG, hang_ns), (Part.WARMUP, warmup_ns)):
+                taken = min(amount, edge - a)
+                if taken > 0:
+                    rows.append((edge - taken, edge, int(part), i))
+                    edge -= taken
+                    if part is Part.WAIT:
+                        wait_ns -= taken
+                    elif part is Part.HANG:
+                        hang_ns -= taken
+                    else:
+                        warmup_ns -= taken
+            rows.append((a, edge, int(Part.COMPUTE), i))
+        return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """Pieces of steps, sorted, not overlapping: four arrays of one length.
+
+    Attributes:
+        start_ns: Wall clock.
+        end_ns: Wall clock.
+        part: A ``Part``.
+        step: Index of the step in ``Painted.table``.
+    """
+
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    part: np.ndarray
+    step: np.ndarray
+
+
+def nanoseconds(seconds: float) -> int:
+    """Whole nanoseconds, so that sums are exact."""
+    return max(0, round(seconds * 1e9))
+
+
+def median_ns(values: np.ndarray) -> int:
+    """The lower median, a value that occurred; 0 of none."""
+    return int(np.sort(values)[(len(values) - 1) // 2]) if len(values) else 0
+
+
+def _marks(others: list[Event], offset_ns: int) -> tuple[list[Mark], tuple[str, int] | None]:
+    """Phases and checkpoint stalls; of nested ones the inner, which ends first, keeps its time."""
+    marks: list[Mark] = []
+    begun: list[tuple[str, int]] = []
+    for event in others:
+        now_ns = event.mono_ns + offset_ns
+        match event:
+            case events.PhaseBegin():
+                begun.append((event.phase, now_ns))
+            case events.PhaseEnd():
+                names = [name for name, _ in begun]
+                if event.phase in names:
+                    index = len(names) - 1 - names[::-1].index(event.phase)
+                    _, start_ns = begun[index]
+                    del begun[index:]
+                    _paint(marks, start_ns, now_ns, _category(event.phase), event.phase)
+            case events.CkptStaged():
+                _paint(marks, now_ns - nanoseconds(event.stall_s), now_ns, Category.CKPT, "save")
+            case _:
+                pass
+    return marks, begun[0] if begun else None
+
+
+def _paint(marks: list[Mark], start_ns: int, end_ns: int, category: Category, label: str) -> None:
+    new = [
+        Mark(start_ns=start, end_ns=stop, category=category, label=label)
+        for start, stop in _without(start_ns, end_ns, marks)
+    ]
+    marks += new
+    marks.sort(key=lambda mark: mark.start_ns)
+
+
+def _without(start_ns: int, end_ns: int, marks: list[Mark]) -> list[tuple[int, int]]:
+    """``[start_ns, end_ns)`` without the sorted ``marks``."""
+    left: list[tuple[int, int]] = []
+    low, high = 0, len(marks)
+    while low < high:  # the first mark that ends behind the start
+        middle = (low + high) // 2
+        if marks[middle].end_ns <= start_ns:
+            low = middle + 1
+        else:
+            high = middle
+    for mark in marks[low:]:
+        if mark.start_ns >= end_ns:
+            break
+        if mark.start_ns > start_ns:
+            left.append((start_ns, mark.start_ns))
+        start_ns = max(start_ns, mark.end_ns)
+    if start_ns < end_ns:
+        left.append((start_ns, end_ns))
+    return left
+
+
+def _category(phase: str) -> Category:
+    if phase in START_UP_PHASES:
+        return Category.INIT
+    return Category.EVAL if phase == "eval" else Category.OTHER
+
+
+def _first_ns(others: list[Event], start_ns: np.ndarray, offset_ns: int) -> int:
+    found = [event.mono_ns + offset_ns for event in others] + [int(start) for start in start_ns[:1]]
+    earliest = min(found)
+    for event in others:
+        if isinstance(event, events.AttemptStart) and 0 < event.process_start_ns < earliest:
+            return event.process_start_ns
+    return earliest
+
+
+def _end(others: list[Event], offset_ns: int) -> tuple[int, str] | None:
+    ends = [event for event in others if isinstance(event, events.AttemptEnd)]
+    return (ends[-1].mono_ns + offset_ns, ends[-1].cause) if ends else None
