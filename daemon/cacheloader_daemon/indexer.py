@@ -1,7 +1,7 @@
 """The worker process behind ``prepare``: reads a shard that it was handed and builds its index.
 
-It runs at low priority, knows no path, and leaves when its daemon does: the socket it reads from is then at its end.
-Run as ``python -m cacheloader_daemon.indexer FD`` with one end of a SEQPACKET pair.
+It knows no path, and leaves when its daemon does: the socket it reads from is then at its end. Run as
+``python -m cacheloader_daemon.indexer FD NICE`` with one end of a SEQPACKET pair and what to add to its niceness.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ def serve(sock: socket.socket) -> None:
 
 def main() -> None:
     """Serve on the socket whose descriptor is the first argument."""
-    # What the first shard will need is imported at once, and before the priority falls: somebody may wait for it.
+    # What the first shard will need is imported before the priority falls: it may have to come soon.
     import cacheloader.formats.registry  # noqa: F401
 
-    os.nice(LOWEST_PRIORITY)
+    os.nice(int(sys.argv[2]))
     with socket.socket(fileno=int(sys.argv[1])) as sock:
         try:
             serve(sock)

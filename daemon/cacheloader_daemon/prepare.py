@@ -1,4 +1,4 @@
-"""Indexes of shards, made in processes of low priority: so that it costs the node once, and the event loop nothing."""
+"""Indexes of shards, made in processes of their own: so that it costs the node once, and the event loop nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 
 from cacheloader import fdpass, interpreter
 from cacheloader.errors import DaemonError, DatasetError, DeadlineExceeded, ProtocolError, from_wire
-from cacheloader_daemon.indexer import PrepareFailed, PrepareShard, ShardPrepared
+from cacheloader_daemon.indexer import LOWEST_PRIORITY, PrepareFailed, PrepareShard, ShardPrepared
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,10 @@ SLOWEST_BYTES_PER_S = 10 * 10**6
 """A guess at what an index takes at the lowest priority on a saturated node."""
 
 STOP_TIMEOUT_S = 5.0
+
+BACKLOG_S = 0.25
+"""How long a shard waits for a process that runs before another one is started: one keeps up with several GB/s where
+samples are large, and its start costs as much as the indexes of twenty shards."""
 
 _INDEXER = "cacheloader_daemon.indexer"
 
@@ -66,9 +70,14 @@ class _WorkerLost(Exception):
 
 
 class _Worker:
-    """One process, started at its first task and again after it was lost. Used by one thread at a time."""
+    """One process, started at its first task and again after it was lost. Used by one thread at a time.
 
-    def __init__(self) -> None:
+    Args:
+        nice: Added to its niceness.
+    """
+
+    def __init__(self, nice: int) -> None:
+        self._nice = nice
         self._process: subprocess.Popen[bytes] | None = None
         self._sock: socket.socket | None = None
         self._guard = threading.Lock()
@@ -86,7 +95,7 @@ class _Worker:
                 return self._sock
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                command = interpreter.command(_INDEXER, str(theirs.fileno()))
+                command = interpreter.command(_INDEXER, str(theirs.fileno()), str(self._nice))
                 environment = {**os.environ, "PYTHONPATH": interpreter.search_path(_INDEXER)}
                 try:
                     self._process = subprocess.Popen(  # noqa: S603
@@ -159,14 +168,21 @@ class _Worker:
 
 
 class Preparers:
-    """A fixed number of worker processes; a task waits for a free one."""
+    """A few worker processes; a task waits for a free one.
+
+    The first has the daemon's own priority, since a reader may wait for what it does. The others work off what piles
+    up, and only when nobody else wants a core.
+
+    Args:
+        num_processes: How many at most.
+    """
 
     def __init__(self, num_processes: int) -> None:
-        self._workers = [_Worker() for _ in range(num_processes)]
+        self._workers = [_Worker(0 if number == 0 else LOWEST_PRIORITY) for number in range(num_processes)]
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="prepare")
-        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
-        for worker in reversed(self._workers):
-            self._free.put_nowait(worker)
+        self._free: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
+        self._free.put_nowait(0)
+        self._unused = list(range(1, num_processes))
         self._num_lost = 0
         self._is_closed = False
 
@@ -199,7 +215,8 @@ class Preparers:
         """
         task = PrepareShard(format=format_name, uri=uri, size_bytes=size_bytes)
         timeout_s = BASE_TIMEOUT_S + size_bytes / SLOWEST_BYTES_PER_S
-        worker = await self._free.get()
+        number = await self._free_worker()
+        worker = self._workers[number]
         try:
             try:
                 return await self._exchange(worker, task, fd, timeout_s)
@@ -216,7 +233,17 @@ class Preparers:
                     uri=uri,
                 ) from None
         finally:
-            self._free.put_nowait(worker)
+            self._free.put_nowait(number)
+
+    async def _free_worker(self) -> int:
+        if self._unused and self._free.empty():
+            try:
+                async with asyncio.timeout(BACKLOG_S):
+                    return await self._free.get()
+            except TimeoutError:
+                if self._unused:
+                    return self._unused.pop(0)
+        return await self._free.get()  # no deadline: each of those before has one
 
     async def _exchange(self, worker: _Worker, task: PrepareShard, fd: int, timeout_s: float) -> Prepared:
         loop = asyncio.get_running_loop()

@@ -78,9 +78,29 @@ async def test_a_damaged_shard_is_reported_and_its_worker_serves_the_next(prepar
     assert preparers.pids == pids
 
 
-async def test_workers_run_at_the_lowest_priority(preparers: Preparers, tmp_path: Path) -> None:
-    (await prepared(preparers, tar_of(1), tmp_path / "a")).close()
-    assert os.getpriority(os.PRIO_PROCESS, preparers.pids[0]) == 19
+async def test_a_second_worker_is_started_for_a_backlog_only_and_at_the_lowest_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Two shards, one behind the other. 2. The first worker stops, and a shard waits for it. 3. Another comes."""
+    preparers = Preparers(2)
+    monkeypatch.setattr(prepare, "BACKLOG_S", 60.0)
+    try:
+        for result in await asyncio.gather(*(prepared(preparers, tar_of(1), tmp_path / name) for name in "ab")):
+            result.close()
+        (first,) = preparers.pids
+        os.kill(first, signal.SIGSTOP)
+        stuck = asyncio.ensure_future(_prepared_and_closed(preparers, tmp_path / "c"))
+        await until(preparers._free.empty)
+        monkeypatch.setattr(prepare, "BACKLOG_S", 0.0)
+        await _prepared_and_closed(preparers, tmp_path / "d")
+        os.kill(first, signal.SIGCONT)
+        await stuck
+        second = preparers.pids[1]
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, first) == own
+        assert os.getpriority(os.PRIO_PROCESS, second) == 19
+    finally:
+        await preparers.aclose()
 
 
 async def test_a_worker_killed_before_its_task_costs_one_more_try(preparers: Preparers, tmp_path: Path) -> None:
@@ -156,7 +176,8 @@ async def test_a_cancelled_task_leaves_no_descriptor_and_no_stuck_worker(prepare
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_closing_ends_every_process(tmp_path: Path) -> None:
+async def test_closing_ends_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "BACKLOG_S", 0.0)
     before = len(os.listdir("/proc/self/fd"))
     preparers = Preparers(2)
     results = await asyncio.gather(*(prepared(preparers, tar_of(3), tmp_path / str(n)) for n in range(4)))
