@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cacheloader import errors as errors
     from cacheloader import goodput as goodput
+    from cacheloader.checkpoint.checkpointer import Checkpointer as Checkpointer
     from cacheloader.dataset import RemoteDataset as RemoteDataset
     from cacheloader.delivery import SKIP as SKIP
     from cacheloader.loader import DataLoader as DataLoader
@@ -21,13 +22,24 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "SKIP": "cacheloader.delivery",
+    "Checkpointer": "cacheloader.checkpoint.checkpointer",
     "DataLoader": "cacheloader.loader",
     "Mixture": "cacheloader.mixture",
     "RemoteDataset": "cacheloader.dataset",
     "WeightsFrom": "cacheloader.order.mixture_schedule",
 }
 
-__all__ = ["SKIP", "DataLoader", "Mixture", "RemoteDataset", "WeightsFrom", "__version__", "errors", "goodput"]
+__all__ = [
+    "SKIP",
+    "Checkpointer",
+    "DataLoader",
+    "Mixture",
+    "RemoteDataset",
+    "WeightsFrom",
+    "__version__",
+    "errors",
+    "goodput",
+]
 
 
 def __getattr__(name: str) -> Any:

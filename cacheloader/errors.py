@@ -18,6 +18,9 @@
     │   ├── EmptyDataset       the URLs match no shard
     │   ├── CorruptShard       a shard cannot be parsed
     │   └── BadSample          the user's transform failed on more samples than allowed
+    ├── CheckpointError        a checkpoint cannot be written, read or removed
+    │   ├── SaveFailed         a save, perhaps in the background, did not end in a commit
+    │   └── NoValidCheckpoint  there are checkpoints, and none of them verifies
     ├── WorkerLost             a worker process of the loader has died (also a RuntimeError)
     └── DaemonError            the node daemon
         ├── DaemonUnavailable  it cannot be reached or started
@@ -137,6 +140,18 @@ class CorruptShard(DatasetError):
 
 class BadSample(DatasetError):
     """The user's transform failed on more samples than may be skipped."""
+
+
+class CheckpointError(CacheloaderError):
+    """A checkpoint cannot be written, read or removed."""
+
+
+class SaveFailed(CheckpointError):
+    """A save did not end in a commit."""
+
+
+class NoValidCheckpoint(CheckpointError):
+    """There are checkpoints, and none of them verifies."""
 
 
 class WorkerLost(CacheloaderError, RuntimeError):

@@ -1,0 +1,88 @@
+"""What lies in a checkpoint folder, newest first, and which of it can be resumed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cacheloader.checkpoint.commit import COMMIT_FILE, parse_name
+from cacheloader.checkpoint.retention import removable
+from cacheloader.checkpoint.verify import read_commit, wrong_size
+from cacheloader.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from cacheloader.checkpoint.commit import Commit, Name
+    from cacheloader.checkpoint.retention import Retention
+    from cacheloader.checkpoint.store import Store
+
+ONCE_FILE = "committed-once.json"
+"""Written before a folder's first commit: as long as it is not there, nothing in the folder was ever committed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One save.
+
+    Attributes:
+        name: Its folder.
+        commit: Its record; ``None`` if it cannot be resumed from.
+        reason: Why not.
+    """
+
+    name: Name
+    commit: Commit | None
+    reason: str = ""
+
+
+def names(store: Store) -> list[Name]:
+    """Folders of all saves, newest first."""
+    found = [name for text, is_folder in store.top().items() if is_folder and (name := parse_name(text))]
+    return sorted(found, reverse=True)
+
+
+def look(store: Store, name: Name) -> Found:
+    """One save: its record, and whether every file is there in its size."""
+    try:
+        commit = read_commit(store, str(name))
+        reason = wrong_size(commit, store.sizes(str(name)))
+    except CheckpointError as error:
+        return Found(name=name, commit=None, reason=error.message)
+    return Found(name=name, commit=None if reason else commit, reason=reason)
+
+
+def newest_first(store: Store) -> Iterator[Found]:
+    """All saves, each looked at when it is asked for."""
+    for name in names(store):
+        yield look(store, name)
+
+
+def was_ever_committed(store: Store) -> bool:
+    """Whether the folder has, or had, a complete checkpoint."""
+    return ONCE_FILE in store.top()
+
+
+def remove(store: Store, name: Name) -> None:
+    """Delete a save, its commit record first, so that what is left of it on the way is no checkpoint."""
+    store.remove(str(name), first=[COMMIT_FILE])
+
+
+def thin_out(store: Store, retention: Retention, *, bad: Collection[Name], good: Collection[Name] = ()) -> list[Name]:
+    """Delete what the retention does not keep.
+
+    Args:
+        store: Where the saves lie.
+        retention: How many stay.
+        bad: Those whose bytes were found to be wrong.
+        good: Those that were looked at before and need not be again.
+
+    Returns:
+        What was deleted, oldest first.
+    """
+    there = names(store)
+    committed = [name for name in there if name in good or look(store, name).commit is not None]
+    going = removable(committed, set(there) - set(committed), bad=bad, retention=retention)
+    for name in going:
+        remove(store, name)
+    return going

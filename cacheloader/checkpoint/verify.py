@@ -1,0 +1,77 @@
+"""Does a folder hold what its commit record says? Answers are reasons, empty when all is well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import google_crc32c
+
+from cacheloader.checkpoint.commit import COMMIT_FILE, decode
+from cacheloader.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from cacheloader.checkpoint.commit import Commit
+    from cacheloader.checkpoint.store import Store
+
+CHUNK_BYTES = 8 * 2**20
+
+
+def read_commit(store: Store, folder: str) -> Commit:
+    """The commit record of a folder.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be believed.
+    """
+    try:
+        with store.reading(f"{folder}/{COMMIT_FILE}") as stream:
+            commit = decode(stream.read())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"no {COMMIT_FILE}: the save was interrupted, is still under way, or is none of cacheloader's"
+        ) from error
+    if str(commit.name) != folder:
+        raise CheckpointError(f"its {COMMIT_FILE} belongs to {commit.name}; the folder was renamed or copied over")
+    return commit
+
+
+def wrong_size(commit: Commit, sizes: Mapping[str, int]) -> str:
+    """Why the sizes that the store reports do not fit; every file is looked at, only sizes are read.
+
+    Args:
+        commit: What should be there.
+        sizes: Size in bytes by name, from ``Store.sizes``.
+    """
+    missing = sorted(set(commit.files) - set(sizes))
+    if missing:
+        return f"{missing[0]} is missing" + (f", and {len(missing) - 1} more files" if missing[1:] else "")
+    for name, part in sorted(commit.files.items()):
+        if sizes[name] != part.size_bytes:
+            return f"{name} has {sizes[name]:,} bytes and was committed with {part.size_bytes:,}"
+    return ""
+
+
+def wrong_bytes(store: Store, folder: str, commit: Commit, names: Iterable[str]) -> str:
+    """Why the bytes of some files are not those that were written; they are read to the end."""
+    for name in names:
+        part = commit.files[name]
+        checksum, size_bytes = 0, 0
+        try:
+            with store.reading(f"{folder}/{name}") as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    checksum = google_crc32c.extend(checksum, chunk)
+                    size_bytes += len(chunk)
+        except OSError as error:
+            return f"{name} cannot be read ({type(error).__name__}: {error})"
+        if size_bytes != part.size_bytes:
+            return f"{name} has {size_bytes:,} bytes and was committed with {part.size_bytes:,}"
+        if checksum != part.crc32c:
+            return f"{name} has checksum {checksum:08x} and was written with {part.crc32c:08x}: its bytes have changed"
+    return ""
+
+
+def share_of(commit: Commit, *, rank: int, world_size: int) -> list[str]:
+    """The files whose bytes one rank reads, so that all ranks together read each file once and about equally much."""
+    by_size = sorted(commit.files, key=lambda name: (-commit.files[name].size_bytes, name))
+    return by_size[rank::world_size]
