@@ -24,7 +24,7 @@ from cacheloader.origin.failure import failure, reading
 from cacheloader.origin.threads import DaemonThreads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from cacheloader.keys import ByteRange
 
@@ -43,10 +43,13 @@ class MountOrigin:
 
     Args:
         max_threads: Calls into the file system at a time.
+        within: Folders and files outside of which nothing is opened, wherever links and ``..`` lead; ``None`` for no
+            such bound. Asked of what is open, so that a link that changes meanwhile is no way around.
     """
 
-    def __init__(self, *, max_threads: int = DEFAULT_THREADS) -> None:
+    def __init__(self, *, max_threads: int = DEFAULT_THREADS, within: Sequence[str] | None = None) -> None:
         self._threads = DaemonThreads(max_threads, name="mount")
+        self._within = None if within is None else tuple(within)
 
     @property
     def origin_id(self) -> str:
@@ -59,7 +62,7 @@ class MountOrigin:
         while pending:
             directory = pending.pop()
             with _errors("listing", directory):
-                files, below = await wrap(_scan)(directory, entered, executor=self._threads)
+                files, below = await wrap(_scan)(directory, entered, self._within, executor=self._threads)
             pending += below
             for info in files:
                 yield info
@@ -67,13 +70,13 @@ class MountOrigin:
     async def stat(self, uri: str) -> ObjectInfo:
         """Size and version of the file ``uri``."""
         with _errors("describing", uri):
-            info: ObjectInfo = await wrap(_describe)(uri, executor=self._threads)
+            info: ObjectInfo = await wrap(_describe)(uri, self._within, executor=self._threads)
             return info
 
     async def read_range(self, uri: str, byte_range: ByteRange, *, version: str) -> bytes:
         """Bytes of the file ``uri``; that it is still ``version`` is checked before and after."""
         with _errors(reading(byte_range), uri):
-            body: bytes = await wrap(_read)(uri, byte_range, version, executor=self._threads)
+            body: bytes = await wrap(_read)(uri, byte_range, version, self._within, executor=self._threads)
             return body
 
     async def aclose(self) -> None:
@@ -86,35 +89,65 @@ def path_of(uri: str) -> str:
     return uri.removeprefix(_FILE)
 
 
-def _scan(directory: str, entered: set[tuple[int, int]]) -> tuple[list[ObjectInfo], list[str]]:
-    path = path_of(directory)
-    status = os.stat(path)  # noqa: PTH116
-    if (status.st_dev, status.st_ino) in entered:
-        return [], []
-    entered.add((status.st_dev, status.st_ino))
-    files, below = [], []
-    with os.scandir(path) as entries:
-        for entry in entries:
-            try:
-                status = entry.stat()
-            except FileNotFoundError:
-                continue  # a dangling link, or removed since
-            if stat_bits.S_ISDIR(status.st_mode):
-                below.append(f"{directory}{entry.name}/")
-            elif stat_bits.S_ISREG(status.st_mode):
-                files.append(_info(f"{directory}{entry.name}", status))
-    return files, below
+def _scan(
+    directory: str, entered: set[tuple[int, int]], within: tuple[str, ...] | None
+) -> tuple[list[ObjectInfo], list[str]]:
+    descriptor = _opened(path_of(directory), os.O_RDONLY | os.O_DIRECTORY, within)
+    try:
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) in entered:
+            return [], []
+        entered.add((status.st_dev, status.st_ino))
+        files, below = [], []
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue  # a dangling link, or removed since
+                if within is not None and entry.is_symlink() and not _leads_into(within, directory, entry.name):
+                    continue
+                if stat_bits.S_ISDIR(status.st_mode):
+                    below.append(f"{directory}{entry.name}/")
+                elif stat_bits.S_ISREG(status.st_mode):
+                    files.append(_info(f"{directory}{entry.name}", status))
+        return files, below
+    finally:
+        os.close(descriptor)
 
 
-def _describe(uri: str) -> ObjectInfo:
-    status = os.stat(path_of(uri))  # noqa: PTH116
+def _describe(uri: str, within: tuple[str, ...] | None) -> ObjectInfo:
+    descriptor = _opened(path_of(uri), os.O_PATH, within)
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
     if stat_bits.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, "it is a directory")
     return _info(uri, status)
 
 
-def _read(uri: str, byte_range: ByteRange, version: str) -> bytes:
-    descriptor = os.open(path_of(uri), os.O_RDONLY | os.O_CLOEXEC)
+def _opened(path: str, flags: int, within: tuple[str, ...] | None) -> int:
+    """A descriptor of ``path``; what lies outside of ``within`` is as if its rights forbade it."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    if within is not None and not _lies_within(os.readlink(f"/proc/self/fd/{descriptor}"), within):  # noqa: PTH115
+        os.close(descriptor)
+        raise PermissionError(errno.EACCES, "a link leads out of the folders that may be read")
+    return descriptor
+
+
+def _leads_into(within: tuple[str, ...], directory: str, name: str) -> bool:
+    return _lies_within(os.path.realpath(f"{path_of(directory)}{name}"), within)
+
+
+def _lies_within(path: str, within: tuple[str, ...]) -> bool:
+    roots = [os.path.realpath(root).rstrip("/") for root in within]
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
+
+
+def _read(uri: str, byte_range: ByteRange, version: str, within: tuple[str, ...] | None) -> bytes:
+    # Strangers may have left a pipe there, and one without a writer would hold this thread for ever.
+    descriptor = _opened(path_of(uri), os.O_RDONLY | (os.O_NONBLOCK if within is not None else 0), within)
     try:
         _check_version(uri, byte_range, version, os.fstat(descriptor))
         parts, start = [], byte_range.start

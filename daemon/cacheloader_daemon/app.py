@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import uvloop
 
 import cacheloader
-from cacheloader.errors import QuotaTooSmall
+from cacheloader.errors import DaemonUnavailable, QuotaTooSmall
 from cacheloader.origin.environment import forget_store_variables
 from cacheloader.origin.slots import TransferSlots
 from cacheloader.origin.transfer import TransferLimits
@@ -30,17 +30,20 @@ from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
 from cacheloader_daemon.plan.options import PlannerOptions
 from cacheloader_daemon.prepare import Preparers
+from cacheloader_daemon.proofs import Proofs
 from cacheloader_daemon.rights import ClientRights
 from cacheloader_daemon.runtime import Runtime
 from cacheloader_daemon.server.listener import Admission, bind, inherited_from_systemd
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
-from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics
+from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics, seen_by
 from cacheloader_daemon.store import Store
+from cacheloader_daemon.tenants import Tenant, Visitor, tenant_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cacheloader.fdpass import PeerCredentials
     from cacheloader_daemon.config import DaemonConfig
     from cacheloader_daemon.server.connection import Connection
 
@@ -75,8 +78,7 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
     if config.private:
         forget_store_variables()
     _raise_descriptor_limit()
-    if config.nice:
-        os.nice(config.nice)
+    config.priority.take()
     os.umask(0o077)
     with DirectoryLock(config.cache_dir):
         quota_bytes = _quota_bytes(config)
@@ -114,6 +116,7 @@ def _client_rights(config: DaemonConfig) -> ClientRights | None:
         schemes=frozenset(config.allowed_schemes),
         local_paths=config.allow_local_paths,
         profiles=config.allow_profiles,
+        endpoints=frozenset(config.allowed_endpoints),
     )
 
 
@@ -256,16 +259,21 @@ class _Daemon:
             account=self._account,
             tasks=tasks,
             max_memory_bytes=config.max_memory_bytes,
+            proofs=None if config.private else Proofs(self._loop.time),
         )
 
     def _build_server(self) -> Server:
         config = self._config
-        uids = frozenset({os.geteuid(), *config.allowed_uids})
+        uids = {os.geteuid(), *config.allowed_uids}
+        gids = set(config.allowed_gids)
+        for tenant in config.tenants:
+            uids |= tenant.uids
+            gids |= tenant.gids
         return Server(
             self._sockets.clients,
             path=self._sockets.path,
             loop=self._loop,
-            admission=Admission(uids=uids, gids=frozenset(config.allowed_gids), anybody=config.allow_all_users),
+            admission=Admission(uids=frozenset(uids), gids=frozenset(gids), anybody=config.allow_all_users),
             max_connections=config.max_connections,
             welcome=self._welcome,
             open_session=self._open_session,
@@ -282,6 +290,7 @@ class _Daemon:
 
     def _open_session(self, connection: Connection) -> Session:
         private = self._config.private
+        visitor = None if private else self._visitor(connection.peer)
         return Session(
             connection,
             runtime=self._runtime,
@@ -289,8 +298,27 @@ class _Daemon:
             max_requests=self._config.max_requests,
             environment_counts=private,
             stop=(lambda: self._stop("a client's Stop")) if private else None,
-            status=lambda: as_json(self._status()),
+            status=lambda: as_json(seen_by(visitor, self._status(), administrators={0, os.geteuid()})),
+            visitor=visitor,
         )
+
+    def _visitor(self, peer: PeerCredentials) -> Visitor:
+        """Who a connection belongs to.
+
+        Raises:
+            DaemonUnavailable: There are tenants, and he belongs to none.
+        """
+        tenants = self._config.tenants
+        tenant = tenant_of(peer, tenants)
+        administers = peer.uid in {0, os.geteuid()}
+        if tenants and tenant is None and not administers:
+            raise DaemonUnavailable(
+                f"user {peer.uid} belongs to no tenant of this daemon; its configuration can name him (users or groups "
+                "in one of tenants)"
+            )
+        if tenants and tenant is None:
+            tenant = Tenant(name="administrators")  # sees the status, reads nothing
+        return Visitor(uid=peer.uid, tenant=tenant)
 
     def _occupancy_changed(self, num_connections: int) -> None:
         if self._idle is not None:

@@ -1,4 +1,7 @@
-"""With whose rights a shard is brought: those of who waits for it, and others' only where these are denied."""
+"""With whose rights a shard is brought: those of who waits for it, and others' only where these are denied.
+
+On a shared daemon nobody gets a shard that he has not been seen to be able to read, whoever brought it.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 
     from cacheloader.origin.base import Origin
     from cacheloader_daemon.account import Account
+    from cacheloader_daemon.proofs import Proofs
     from cacheloader_daemon.sessions import Session, Wait
     from cacheloader_daemon.shards import ShardSource
 
@@ -28,11 +32,24 @@ class Bringer:
     Args:
         sessions: Those that are open, in the order in which they were opened.
         account: Counts failures.
+        proofs: Who may read what; ``None`` where all clients have the same rights.
     """
 
-    def __init__(self, sessions: Mapping[int, Session], account: Account) -> None:
+    def __init__(self, sessions: Mapping[int, Session], account: Account, *, proofs: Proofs | None = None) -> None:
         self._sessions = sessions
         self._account = account
+        self._proofs = proofs
+
+    async def require_right(self, wait: Wait) -> None:
+        """Return if the shard that is there may be handed to the session that waits.
+
+        Raises:
+            CacheloaderError: Its credentials do not read it, or that cannot be found out.
+        """
+        session = self._sessions.get(wait.session)
+        source = None if session is None else session.dataset.source(wait.key)
+        if self._proofs is not None and source is not None:
+            await self._proofs.require(source)
 
     async def bring(
         self, key: bytes, waiting: Callable[[], Iterable[Wait]], call: Callable[[ShardSource], Awaitable[_T]]
@@ -57,7 +74,7 @@ class Bringer:
             if source is None:
                 raise denied or DaemonError("the sessions that wanted the shard have ended")
             try:
-                return source, await call(source)
+                result = await call(source)
             except DiskTrouble as error:
                 log.warning("%s is not cached: %s", source.info.uri, error)
                 raise
@@ -78,11 +95,24 @@ class Bringer:
                 )
                 self._account.fetch_failures[type(defect).__name__] += 1
                 raise defect from error
+            else:
+                if self._proofs is not None:
+                    self._proofs.note(source)
+                return source, result
 
     def _sources(self, key: bytes, waiting: Iterable[Wait]) -> Iterator[ShardSource]:
-        """Of those who wait, then of the others, the newest first: its credentials live the longest."""
+        """Of those who wait, then of the others, the newest first: its credentials live the longest.
+
+        Another user's credentials are never used for those who wait.
+        """
         first = [self._sessions[wait.session] for wait in waiting if wait.session in self._sessions]
-        for session in itertools.chain(first, reversed(list(self._sessions.values()))):
+        users = {session.visitor for session in first}
+        others = [
+            session
+            for session in reversed(list(self._sessions.values()))
+            if self._proofs is None or not first or session.visitor in users
+        ]
+        for session in itertools.chain(first, others):
             source = session.dataset.source(key)
             if source is not None:
                 yield source

@@ -90,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", metavar="PATH", help="where clients connect; default: daemon.sock in the directory")
     parser.add_argument("--idle-timeout", type=float, metavar="SECONDS", dest="idle_timeout_s", help="0 means never")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="loopback port of /metrics and /healthz")
+    parser.add_argument("--nice", type=int, metavar="N", help="added to the niceness, 0 to 19")
+    parser.add_argument("--io-class", metavar="CLASS", help="priority at the disk: idle or best-effort")
+    parser.add_argument("--cpus", metavar="LIST", help="processors that may be used, such as 0-3,8; default: all")
     parser.add_argument("--log-level", metavar="LEVEL", help="DEBUG, INFO, WARNING or ERROR")
     parser.add_argument("--ready-fd", type=int, metavar="N", help="write one JSON line to this descriptor when ready")
     return parser

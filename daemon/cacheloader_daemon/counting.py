@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.runtime import Runtime
     from cacheloader_daemon.store import Store
+    from cacheloader_daemon.tenants import Visitor
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ class CacheCounter:
         store: Knows counts.
         disk: Threads for asking it.
         shards_in_flight: Shards demanded at once.
+        realm: As for ``Dataset``.
+        visitor: On whose behalf.
     """
 
     def __init__(
@@ -49,6 +52,8 @@ class CacheCounter:
         store: Store,
         disk: DiskThreads,
         shards_in_flight: int,
+        realm: str = "",
+        visitor: Visitor | None = None,
     ) -> None:
         self._origin = origin
         self._format_name = format_name
@@ -56,6 +61,8 @@ class CacheCounter:
         self._store = store
         self._disk = disk
         self._shards_in_flight = shards_in_flight
+        self._realm = realm
+        self._visitor = visitor
 
     async def count(self, shards: Sequence[ObjectInfo], *, progress: Callable[[int, int], None]) -> list[int]:
         """Samples of each shard, in order (see ``SampleCounter``)."""
@@ -79,13 +86,16 @@ class CacheCounter:
 
     def _key(self, info: ObjectInfo) -> bytes:
         return shard_key(
-            origin_id=self._origin.origin_id, uri=info.uri, version=info.version, size_bytes=info.size_bytes
+            origin_id=self._origin.origin_id + self._realm,
+            uri=info.uri,
+            version=info.version,
+            size_bytes=info.size_bytes,
         )
 
     async def _scan(self, shards: Sequence[ObjectInfo], *, progress: Callable[[int], None]) -> list[int]:
         shard_format = format_of(self._format_name, (info.uri for info in shards))
         dataset = await asyncio.to_thread(self._provisional, shards, shard_format.name)
-        session = self._runtime.open_session(dataset)
+        session = self._runtime.open_session(dataset, visitor=self._visitor)
 
         async def count(shard: int) -> int:
             lease = await self._runtime.acquire(session, shard)
@@ -106,4 +116,4 @@ class CacheCounter:
             for info in shards
         )
         manifest = Manifest.build(rows, format=format_name, origin_id=self._origin.origin_id)
-        return Dataset(manifest, self._origin, reserve_bytes=self._store.reserve_bytes)
+        return Dataset(manifest, self._origin, reserve_bytes=self._store.reserve_bytes, realm=self._realm)

@@ -18,6 +18,8 @@ from cacheloader.errors import CacheloaderError, DaemonError, DaemonUnavailable,
 from cacheloader.manifest.record import Manifest
 from cacheloader.protocol import frames
 from cacheloader.protocol.messages import HEARTBEAT_S
+from cacheloader_daemon.guarded import GuardedOrigin
+from cacheloader_daemon.rights import realm
 from cacheloader_daemon.shards import Dataset
 from cacheloader_daemon.store import DiskTrouble
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.rights import ClientRights
     from cacheloader_daemon.runtime import Runtime
     from cacheloader_daemon.store import Store
+    from cacheloader_daemon.tenants import Visitor
 
     Tell = Callable[[str, int, int], None]
 
@@ -79,9 +82,13 @@ class _Access:
         origin: The store.
         proven: Digests of the manifests that were found to be readable with these credentials.
         openings: Data sets being resolved with it.
+        realm: Keeps its shards apart, see ``rights.realm``.
+        visitor: Whose it is; ``None`` on a private daemon.
     """
 
     origin: Origin
+    realm: str = ""
+    visitor: Visitor | None = None
     openings: int = 0
     proven: set[str] = field(default_factory=set)
 
@@ -111,7 +118,9 @@ class Datasets:
         self._recent: dict[str, Dataset] = {}
         self._known: WeakValueDictionary[tuple[str, int], Dataset] = WeakValueDictionary()
 
-    async def open(self, block: bytes, *, digest: str, environment_counts: bool, progress: Tell) -> Dataset:
+    async def open(
+        self, block: bytes, *, digest: str, environment_counts: bool, progress: Tell, visitor: Visitor | None = None
+    ) -> Dataset:
         """The data set that an encoded ``DatasetSpec`` describes.
 
         Args:
@@ -119,19 +128,22 @@ class Datasets:
             digest: The manifest that the client knows, "" if none.
             environment_counts: Whether the spec's own environment is used (else the daemon's is).
             progress: Called with (stage, done, total).
+            visitor: Who asks; nobody else shares the outcome.
 
         Raises:
             StateMismatch: ``digest`` was given and the data set has another manifest now.
             CacheloaderError: As the origin, the data or the spec has it.
         """
-        name = f"{hashlib.blake2b(block, digest_size=16).hexdigest()}/{digest}"
+        name = f"{_name_of(visitor)}/{hashlib.blake2b(block, digest_size=16).hexdigest()}/{digest}"
         dataset = self._recent.get(name)
         if dataset is not None:
             return dataset
         opening = self._openings.get(name)
         if opening is None:
             opening = self._openings[name] = _Opening(outcome=self._loop.create_future())
-            resolve = partial(self._resolve, opening, block, digest, environment_counts=environment_counts)
+            resolve = partial(
+                self._resolve, opening, block, digest, environment_counts=environment_counts, visitor=visitor
+            )
             opening.task = self._runtime.spawn(self._settle(name, opening, resolve, keep=bool(digest)))
         opening.listeners.append(progress)
         try:
@@ -200,12 +212,14 @@ class Datasets:
             await asyncio.sleep(HEARTBEAT_S)  # a step that takes long (one large shard) gives signs of life too
             opening.repeat(now_s=self._loop.time())
 
-    async def _resolve(self, opening: _Opening, block: bytes, digest: str, *, environment_counts: bool) -> Dataset:
+    async def _resolve(
+        self, opening: _Opening, block: bytes, digest: str, *, environment_counts: bool, visitor: Visitor | None
+    ) -> Dataset:
         def tell(stage: str, done: int, total: int) -> None:
             opening.tell(stage, done, total, now_s=self._loop.time())
 
         spec = await asyncio.to_thread(frames.decode_spec, block)
-        access = self._access(spec, environment_counts=environment_counts)
+        access = self._access(spec, environment_counts=environment_counts, visitor=visitor)
         access.openings += 1
         try:
             return await self._resolve_with(access, spec, digest, tell)
@@ -221,7 +235,7 @@ class Datasets:
         if digest:
             kept = await self._kept(digest)
             if kept is not None and kept.origin_id == origin.origin_id and await self._may_read(access, kept):
-                return await self._dataset(kept, origin)
+                return await self._dataset(kept, access)
         counter = CacheCounter(
             origin,
             format_name=spec.format,
@@ -229,6 +243,8 @@ class Datasets:
             store=self._store,
             disk=self._disk,
             shards_in_flight=self._shards_in_flight,
+            realm=access.realm,
+            visitor=access.visitor,
         )
         manifest = await resolve(spec, origin, counter, progress=tell)
         if digest and manifest.digest != digest:
@@ -244,7 +260,7 @@ class Datasets:
         except DiskTrouble as error:
             log.warning("manifest %s is not kept: %s", manifest.digest, error)
         self._runtime.measure_overhead()
-        return await self._dataset(manifest, origin)
+        return await self._dataset(manifest, access)
 
     async def _may_read(self, access: _Access, manifest: Manifest) -> bool:
         """Whether a manifest that others left behind may be used; to know its digest is no permission.
@@ -277,37 +293,50 @@ class Datasets:
             manifest = Manifest.from_buffer(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
         return manifest if manifest.digest == digest else None
 
-    async def _dataset(self, manifest: Manifest, origin: Origin) -> Dataset:
+    async def _dataset(self, manifest: Manifest, access: _Access) -> Dataset:
         """The one object for this manifest at this origin: sessions that share it share the planner's tables."""
+        origin = access.origin
         name = (manifest.digest, id(origin))
         dataset = self._known.get(name)
         if dataset is None:
-            dataset = await asyncio.to_thread(Dataset, manifest, origin, reserve_bytes=self._store.reserve_bytes)
+            dataset = await asyncio.to_thread(
+                Dataset, manifest, origin, reserve_bytes=self._store.reserve_bytes, realm=access.realm
+            )
             dataset = self._known.setdefault(name, dataset)
         return dataset
 
-    def _access(self, spec: DatasetSpec, *, environment_counts: bool) -> _Access:
+    def _access(self, spec: DatasetSpec, *, environment_counts: bool, visitor: Visitor | None) -> _Access:
         from cacheloader.manifest.locate import store_of_all
         from cacheloader.origin.location import canonical_url
+        from cacheloader.origin.mount import MountOrigin
         from cacheloader.origin.open import open_origin
 
         store = store_of_all(canonical_url(url) for url in spec.urls[:1])
         if self._rights is not None:
-            self._rights.check(store, spec.storage_options)
+            self._rights.check(store, spec.storage_options, visitor=visitor)
         # Web URLs with a query, such as signed ones, are read by another engine than those without.
         url = canonical_url(spec.urls[0])
         is_signed = store.startswith(("http://", "https://")) and "?" in url
         environment = spec.environment if environment_counts else None
-        identity = json.dumps([store, is_signed, spec.storage_options, environment], sort_keys=True, default=repr)
+        who = _name_of(visitor)
+        identity = json.dumps([who, store, is_signed, spec.storage_options, environment], sort_keys=True, default=repr)
         # Options hold secrets; what names them must not.
         name = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
         access = self._accesses.get(name)
         if access is None:
             self._close_idle_origins()
-            origin = open_origin(
-                url if is_signed else store, storage_options=spec.storage_options, environment=environment
-            )
-            access = self._accesses[name] = _Access(origin=origin)
+            tenant = visitor.tenant if visitor is not None else None
+            origin: Origin
+            if tenant is not None and store == "file:///":
+                origin = MountOrigin(within=tenant.prefixes.folders)
+            else:
+                origin = open_origin(
+                    url if is_signed else store, storage_options=spec.storage_options, environment=environment
+                )
+            if tenant is not None and visitor is not None:
+                origin = GuardedOrigin(origin, tenant=tenant, uid=visitor.uid)
+            own_realm = realm(store, spec.storage_options) if self._rights is not None else ""
+            access = self._accesses[name] = _Access(origin=origin, realm=own_realm, visitor=visitor)
         return access
 
     def _close_idle_origins(self) -> None:
@@ -319,6 +348,10 @@ class Datasets:
             if not access.openings and id(access.origin) not in used:
                 del self._accesses[name]
                 self._runtime.spawn(access.origin.aclose())
+
+
+def _name_of(visitor: Visitor | None) -> str:
+    return "" if visitor is None else f"{visitor.uid}/{visitor.owner}"
 
 
 def _close(fd: int | None) -> None:

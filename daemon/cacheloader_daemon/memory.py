@@ -133,11 +133,20 @@ class MemoryServing:
         copy.holders = 1  # ourselves
         try:
             for wait in waiting:
-                if wait.session in self._sessions:
+                if await self._may_have(wait):
                     self._share(lease, copy, wait)
         finally:
             lease.close()
             self._end(copy)
+
+    async def _may_have(self, wait: Wait) -> bool:
+        try:
+            await self._bringer.require_right(wait)
+        except CacheloaderError as error:
+            if wait.session in self._sessions:
+                wait.answer(error)
+            return False
+        return wait.session in self._sessions
 
     def _reserve(self, source: ShardSource) -> _Copy:
         size_bytes = source.info.size_bytes

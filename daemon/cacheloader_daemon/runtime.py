@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from cacheloader_daemon.lease import ShardLease
     from cacheloader_daemon.plan.machine import Planner
     from cacheloader_daemon.plan.options import PlannerStatistics
+    from cacheloader_daemon.proofs import Proofs
     from cacheloader_daemon.shards import Dataset, ShardSource
+    from cacheloader_daemon.tenants import Visitor
 
     Deliver = Callable[["ShardLease | CacheloaderError"], None]
 
@@ -64,6 +66,8 @@ class SessionRecord:
         total_bytes: Their bytes.
         leases: Leases that it holds.
         waiting: Shards that it waits for.
+        uid: User; ``None`` for the one user of a private daemon.
+        tenant: Whose share of the daemon it uses, "" without tenants.
     """
 
     uri: str
@@ -71,6 +75,8 @@ class SessionRecord:
     total_bytes: int
     leases: int
     waiting: int
+    uid: int | None = None
+    tenant: str = ""
 
 
 class Runtime:
@@ -82,6 +88,7 @@ class Runtime:
         account: Counts.
         tasks: Owner of every task; it has to be entered already.
         max_memory_bytes: Bytes of shards that may be served past the cache at once.
+        proofs: Who may read what; ``None`` where all clients have the same rights.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class Runtime:
         account: Account,
         tasks: asyncio.TaskGroup,
         max_memory_bytes: int,
+        proofs: Proofs | None = None,
     ) -> None:
         self.account = account
         self._planner = planner
@@ -104,7 +112,7 @@ class Runtime:
         self._is_telling = False
         self._sessions: dict[int, Session] = {}
         self._waits = Waits()
-        self._bringer = Bringer(self._sessions, account)
+        self._bringer = Bringer(self._sessions, account, proofs=proofs)
         self._memory = MemoryServing(
             max_bytes=max_memory_bytes,
             sessions=self._sessions,
@@ -133,6 +141,8 @@ class Runtime:
                 total_bytes=state.dataset.manifest.total_bytes,
                 leases=state.leases.total() + self._memory.num_leases(session),
                 waiting=waiting[session],
+                uid=None if state.visitor is None else state.visitor.uid,
+                tenant="" if state.visitor is None else state.visitor.owner,
             )
             for session, state in self._sessions.items()
         ]
@@ -170,10 +180,11 @@ class Runtime:
         for task in list(self._tasks):
             task.cancel()
 
-    def open_session(self, dataset: Dataset, *, owner: str = "") -> int:
-        """A number for a new session that reads ``dataset`` on ``owner``'s account."""
+    def open_session(self, dataset: Dataset, *, visitor: Visitor | None = None) -> int:
+        """A number for a new session that reads ``dataset`` on behalf of ``visitor``."""
         session = next(self._numbers)
-        self._sessions[session] = Session(dataset=dataset)
+        owner = "" if visitor is None else visitor.owner
+        self._sessions[session] = Session(dataset=dataset, visitor=visitor)
         self._tell(events.SessionOpened(session=session, shards=dataset.shards, owner=owner))
         return session
 
@@ -374,9 +385,13 @@ class Runtime:
 
     async def _grant(self, effect: effects.Grant, wait: Wait) -> None:
         try:
+            await self._bringer.require_right(wait)
             lease = await self._fetcher.lease(effect.key, source="nvme" if effect.hit else "origin")
         except BlobLost:
             self._replace_lost(wait)
+        except CacheloaderError as error:
+            if self._take_back(wait):
+                wait.answer(error)
         except DiskTrouble as error:
             self.account.disk_failed(self._loop.time())
             log.warning("blob %s cannot be opened: %s", effect.key.hex(), error)

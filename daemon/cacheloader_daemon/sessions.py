@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cacheloader.errors import CacheloaderError
     from cacheloader_daemon.lease import ShardLease
     from cacheloader_daemon.shards import Dataset
+    from cacheloader_daemon.tenants import Visitor
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +24,12 @@ class Session:
 
     Attributes:
         dataset: What it reads.
+        visitor: Who reads; ``None`` for the daemon's own user.
         leases: By shard, leases that the planner counts.
     """
 
     dataset: Dataset
+    visitor: Visitor | None = None
     leases: Counter[int] = field(default_factory=Counter)
 
 

@@ -39,20 +39,24 @@ class ShardSource:
 class Dataset:
     """A manifest and its origin; shared by all sessions that read it, never changed."""
 
-    def __init__(self, manifest: Manifest, origin: Origin, *, reserve_bytes: Callable[[int], int]) -> None:
+    def __init__(
+        self, manifest: Manifest, origin: Origin, *, reserve_bytes: Callable[[int], int], realm: str = ""
+    ) -> None:
         """Name every shard; takes some microseconds a shard, so call it on a thread.
 
         Args:
             manifest: The shards.
             origin: Where they come from.
             reserve_bytes: Upper bound of what a shard of so many bytes takes on disk.
+            realm: Keeps its shards apart from those that the same store may have answered otherwise, see
+                ``rights.realm``.
         """
         self.manifest = manifest
         self.origin = origin
         sizes = manifest.size_bytes.tolist()
         keys = [
             shard_key(
-                origin_id=manifest.origin_id,
+                origin_id=manifest.origin_id + realm,
                 uri=manifest.uri(shard),
                 version=manifest.version(shard),
                 size_bytes=size_bytes,

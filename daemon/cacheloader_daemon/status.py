@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,11 +10,14 @@ import msgspec
 from cacheloader_daemon.exposition import MetricsText, by
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from cacheloader.origin.slots import SlotStatistics
     from cacheloader_daemon.account import AccountRecord
     from cacheloader_daemon.arrivals import OriginTrouble
     from cacheloader_daemon.plan.options import PlannerStatistics
     from cacheloader_daemon.runtime import SessionRecord
+    from cacheloader_daemon.tenants import Visitor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,20 @@ class DaemonStatus:
 DEGRADED_REASONS = ("disk", "origin")
 
 MAX_SESSIONS = 1000
+
+
+def seen_by(visitor: Visitor | None, status: DaemonStatus, *, administrators: Collection[int]) -> DaemonStatus:
+    """``status`` as a client of a shared daemon may see it: what others read is not his to know.
+
+    Args:
+        visitor: The client; ``None`` for the one user of a private daemon.
+        status: All of it.
+        administrators: Users who see all.
+    """
+    if visitor is None or visitor.uid in administrators:
+        return status
+    sessions = tuple(one if one.uid == visitor.uid else replace(one, uri="") for one in status.sessions)
+    return replace(status, sessions=sessions, origin_troubles=())
 
 
 def as_json(status: DaemonStatus) -> bytes:
@@ -159,6 +176,17 @@ def as_metrics(status: DaemonStatus) -> str:
     text.gauge("cacheloader_store_limit_bytes", "What the cache may hold.", plan.quota_bytes)
     text.gauge("cacheloader_lookahead_bytes", "Bytes fetched ahead and not used yet.", plan.ahead_bytes)
     text.gauge("cacheloader_lookahead_limit_bytes", "Bound of the bytes fetched ahead.", plan.lookahead_bytes)
+    text.gauge(
+        "cacheloader_lookahead_seconds",
+        "What is needed within this time is fetched ahead; 0 until fetches have shown how long they take.",
+        plan.lookahead_s,
+    )
+    text.gauge("cacheloader_kept_bytes", "Of the shards that stay from epoch to epoch.", plan.kept_bytes)
+    text.gauge(
+        "cacheloader_epoch_minimum_bytes",
+        "What the planned shards exceed the cache by: no policy fetches less for each reading.",
+        plan.least_bytes,
+    )
     text.gauge(
         "cacheloader_shards",
         "Shards, by state.",

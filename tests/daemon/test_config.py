@@ -10,6 +10,11 @@ from cacheloader_daemon.config import DaemonConfig
 from cacheloader.errors import ConfigError
 
 
+def from_file(path: Path) -> DaemonConfig:
+    """As ``cacheloaderd --config`` reads it."""
+    return DaemonConfig.from_mapping(DaemonConfig.read(path), source=str(path))
+
+
 def test_a_file_with_every_option_is_read(tmp_path: Path) -> None:
     path = tmp_path / "cacheloaderd.toml"
     path.write_text(
@@ -33,7 +38,7 @@ def test_a_file_with_every_option_is_read(tmp_path: Path) -> None:
         log_level = "WARNING"
         """
     )
-    config = DaemonConfig.from_file(path)
+    config = from_file(path)
     assert config.cache_dir == Path("/nvme/cache")
     assert config.socket_path == Path("/run/cacheloader/daemon.sock")
     assert config.allowed_uids == (1000, 1001)
@@ -55,7 +60,7 @@ def test_a_file_with_every_option_is_read(tmp_path: Path) -> None:
         ('cache_dir = "/c"\nprivate = 1', "private=1 is no bool"),
         ('cache_dir = "/c"\nallowed_uids = ["me"]', r"allowed_uids=\['me'\] is no list of numbers"),
         ('cache_dir = "/c"\nallowed_uids = [1]\nprivate = true', "are for a shared daemon"),
-        ('cache_dir = "/c"\nallow_all_users = true\nprivate = true', "allow_all_users are for a shared daemon"),
+        ('cache_dir = "/c"\nallow_all_users = true\nprivate = true', "allow_all_users and tenants are for a shared"),
         ('cache_dir = "/c"\nallowed_schemes = "hf"', "allowed_schemes='hf' is no list"),
         ('cache_dir = "/c"\nallowed_schemes = ["hf://"]', "is no list of schemes such as"),
         ('cache_dir = "/c"\nidle_timeout_s = -1', "idle_timeout_s=-1 is no number of seconds"),
@@ -69,12 +74,12 @@ def test_a_wrong_option_is_refused_by_name(tmp_path: Path, text: str, message: s
     path = tmp_path / "cacheloaderd.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
-        DaemonConfig.from_file(path)
+        from_file(path)
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing\.toml cannot be read: No such file"):
-        DaemonConfig.from_file(tmp_path / "missing.toml")
+        from_file(tmp_path / "missing.toml")
 
 
 def test_a_private_daemon_leaves_when_idle_and_a_shared_one_does_not() -> None:

@@ -97,7 +97,7 @@ async def test_hello_is_answered_with_the_agreed_version() -> None:
         b"\xff" * 40,
         b"\x00",
         frames.encode(messages.Advance(clock=1)),
-        frames.encode(messages.Hello(oldest=2, newest=9)),
+        frames.encode(messages.Hello(oldest=messages.VERSION + 1, newest=messages.VERSION + 9)),
     ],
     ids=["noise", "zero", "not Hello", "newer only"],
 )

@@ -555,15 +555,17 @@ def test_a_shared_daemon_reads_no_local_files_unless_told_to(daemons: Daemons, s
 
 
 def test_a_clients_own_variables_reach_a_private_daemon_only(
-    daemons: Daemons, url: str, s3_proxy: CountingProxy
+    daemons: Daemons, url: str, s3_proxy: CountingProxy, tmp_path: Path
 ) -> None:
     options = storage_options(s3_proxy.url)
+    config = tmp_path / "cacheloaderd.toml"
+    config.write_text(f'allowed_endpoints = ["{s3_proxy.url}"]\n')
     environment = {"AWS_ACCESS_KEY_ID": str(options.pop("key")), "AWS_SECRET_ACCESS_KEY": str(options.pop("secret"))}
     spec = messages.DatasetSpec(urls=[url], storage_options=options, environment=environment)
     # The daemon's own variables are wrong, so that whoever uses them is denied.
     own = {"AWS_ACCESS_KEY_ID": "wrong", "AWS_SECRET_ACCESS_KEY": "wrong"}
     for private in (True, False):
-        daemon = daemons(private=private, environment=own).start()
+        daemon = daemons(private=private, environment=own, arguments=["--config", str(config)]).start()
         with daemon.connect() as client:
             fd = fdpass.sealed_memory_file("spec", frames.encode(spec))
             client.say(messages.OpenDataset(id=1), fd)

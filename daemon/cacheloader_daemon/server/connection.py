@@ -244,7 +244,7 @@ class Connection:
                 if received.fd is not None:
                     os.close(received.fd)
                 self._greet(request)
-        except ProtocolError as error:
+        except CacheloaderError as error:
             self.fail(error)
         except Exception:
             # The outer edge of one client's work: a defect met here must cost this client and nobody else.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.runtime import Runtime
     from cacheloader_daemon.server.connection import Connection
     from cacheloader_daemon.shards import Dataset
+    from cacheloader_daemon.tenants import Visitor
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Session:
         environment_counts: Whether the client's own credential variables are used (a private daemon) or dropped.
         stop: Makes the daemon leave; ``None`` if clients may not.
         status: The daemon's statistics, encoded.
+        visitor: Who is at the other end; ``None`` for the daemon's own user.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Session:
         environment_counts: bool,
         stop: Callable[[], None] | None,
         status: Callable[[], bytes],
+        visitor: Visitor | None = None,
     ) -> None:
         self._connection = connection
         self._runtime = runtime
@@ -62,6 +65,7 @@ class Session:
         self._environment_counts = environment_counts
         self._stop = stop
         self._status = status
+        self._visitor = visitor
         self._open_requests: set[int] = set()
         self._acquiring: dict[int, int] = {}  # request to shard
         self._loop = asyncio.get_running_loop()
@@ -187,7 +191,11 @@ class Session:
         try:
             spec = await asyncio.to_thread(lambda: block[:])
             dataset = await self._datasets.open(
-                spec, digest=request.digest, environment_counts=self._environment_counts, progress=progress
+                spec,
+                digest=request.digest,
+                environment_counts=self._environment_counts,
+                progress=progress,
+                visitor=self._visitor,
             )
             manifest_fd = await self._datasets.manifest_fd(dataset)
         except CacheloaderError as error:
@@ -200,7 +208,7 @@ class Session:
             return
         finally:
             self._opening = False
-        self._session = self._runtime.open_session(dataset)
+        self._session = self._runtime.open_session(dataset, visitor=self._visitor)
         self._dataset = dataset
         ready = messages.DatasetReady(id=request.id, digest=dataset.manifest.digest)
         self._finish(request.id, ready, manifest_fd)
