@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
@@ -24,11 +24,11 @@ class Urgency:
 
     Attributes:
         demanded: True for demand, False for prefetch.
-        place: Which transfer this is in the order of their first requests; ``TransferSlots`` sets it.
+        place: Which transfer this is, counted in the order in which they were ordered.
     """
 
     demanded: bool = False
-    place: int = -1
+    place: int = field(default_factory=itertools.count().__next__, init=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,6 @@ class TransferSlots:
         self._in_flight: Counter[str] = Counter()
         self._paces: dict[str, HostPace] = {}
         self._widths: dict[str, WidthSearch] = {}
-        self._places = itertools.count()
         self._throttled = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -112,8 +111,6 @@ class TransferSlots:
         has none, since a thread that writes cannot be called back, so a disk that hangs holds its slots until it moves.
         """
         granted = asyncio.get_running_loop().create_future()
-        if urgency.place < 0:
-            urgency.place = next(self._places)
         waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)
         self._waiters.append(waiter)
         self._grant()
