@@ -255,10 +255,11 @@ class Datasets:
                 uri=spec.urls[0],
             )
         access.proven.add(manifest.digest)
-        try:
-            await self._disk.run(self._store.put_manifest, manifest.digest, manifest.to_bytes())
-        except DiskTrouble as error:
-            log.warning("manifest %s is not kept: %s", manifest.digest, error)
+        if not _is_signed(spec.urls[0]):  # a signature is as good as a password, and is not written to disk
+            try:
+                await self._disk.run(self._store.put_manifest, manifest.digest, manifest.to_bytes())
+            except DiskTrouble as error:
+                log.warning("manifest %s is not kept: %s", manifest.digest, error)
         self._runtime.measure_overhead()
         return await self._dataset(manifest, access)
 
@@ -316,7 +317,7 @@ class Datasets:
             self._rights.check(store, spec.storage_options, visitor=visitor)
         # Web URLs with a query, such as signed ones, are read by another engine than those without.
         url = canonical_url(spec.urls[0])
-        is_signed = store.startswith(("http://", "https://")) and "?" in url
+        is_signed = _is_signed(url)
         environment = spec.environment if environment_counts else None
         who = _name_of(visitor)
         identity = json.dumps([who, store, is_signed, spec.storage_options, environment], sort_keys=True, default=repr)
@@ -348,6 +349,10 @@ class Datasets:
             if not access.openings and id(access.origin) not in used:
                 del self._accesses[name]
                 self._runtime.spawn(access.origin.aclose())
+
+
+def _is_signed(url: str) -> bool:
+    return url.lower().startswith(("http://", "https://")) and "?" in url
 
 
 def _name_of(visitor: Visitor | None) -> str:

@@ -101,6 +101,7 @@ def _authority(url: str, scheme: str, authority: str) -> str:
             raise _ambiguous(url, "it holds a user name; pass it in the storage option headers")
         host, colon, port = lowered.rpartition(":")
         if colon and port.isdecimal():
+            host = host.rstrip(".")
             lowered = host if str(int(port)) == _PORTS[scheme] else f"{host}:{int(port)}"
         lowered = lowered.rstrip(".:")
     elif lowered != authority and scheme in {"s3", "gs", "az"}:

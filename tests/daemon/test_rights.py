@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cacheloader_daemon.rights import ClientRights
+from cacheloader_daemon.rights import ClientRights, realm
 
 from cacheloader.errors import ConfigError, OriginDenied
 from tests.support.node_daemon import NodeDaemon
@@ -175,3 +175,42 @@ def test_what_is_secret_in_a_url_is_neither_in_the_status_nor_in_the_log(daemons
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("https://cdn.example/", {"headers": {"Host": "other.example"}}),
+        ("https://cdn.example/", {"client_kwargs": {"headers": {"X-Original-URL": "/other"}}}),
+        ("https://cdn.example/", {"ssl": False}),
+        ("s3://b/", {"client_kwargs": {"verify": False}, "key": "k", "secret": "s"}),
+        ("s3://b/", {"use_ssl": False, "key": "k", "secret": "s"}),
+        ("hf://b/", {"endpoint": "https://other.example"}),
+    ],
+    ids=repr,
+)
+def test_what_a_store_may_have_answered_otherwise_for_one_client_is_not_kept_for_all(
+    url: str, options: dict[str, Any]
+) -> None:
+    """Else one user could fill another's cache with bytes of his own making."""
+    assert realm(url, options)
+    assert realm(url, options) == realm(url, dict(options))
+    assert "example" not in realm(url, options)
+
+
+def test_credentials_alone_share_what_they_bring() -> None:
+    assert realm("https://cdn.example/", {"headers": {"Authorization": "Bearer x"}, "ssl": True}) == ""
+    assert realm("s3://b/", {"key": "k", "secret": "s", "endpoint_url": "http://minio"}) == ""
+
+
+def test_the_daemons_own_credentials_go_to_an_endpoint_that_the_configuration_names() -> None:
+    with pytest.raises(ConfigError, match="allowed_endpoints"):
+        ClientRights().check("s3://b/", {"endpoint_url": "http://minio.example:9000/"})
+    ClientRights(endpoints=frozenset({"http://minio.example:9000"})).check(
+        "s3://b/", {"endpoint_url": "http://minio.example:9000/"}
+    )
+    ClientRights().check("s3://b/", {"endpoint_url": "http://minio.example:9000/", "anon": True})
+    usual = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=k;EndpointSuffix=core.windows.net"
+    ClientRights().check("az://c/", {"connection_string": usual})
+    with pytest.raises(ConfigError, match="allowed_endpoints"):
+        ClientRights().check("az://c/", {"connection_string": f"{usual};BlobEndpoint=http://other.example"})
