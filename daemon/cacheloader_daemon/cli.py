@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cacheloader.errors import CacheloaderError
-from cacheloader_daemon import logs
+from cacheloader_daemon import allocator, logs
 from cacheloader_daemon.config import DaemonConfig
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger().setLevel(config.log_level)
         if config.private:
             logs.keep_short()
+        allocator.reuse_freed_memory()
         # numpy would start one thread a core for linear algebra, of which there is none here; likewise in the workers.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # Imported late, so that a wrong option is told at once.
