@@ -22,8 +22,8 @@ _M_ARENA_MAX = -8
 def reuse_freed_memory() -> None:
     """Let a freed body's memory serve the next one; to be called before there are threads.
 
-    Otherwise each body gets fresh pages from the kernel, which clears them first: about a tenth of what a fetch costs. One
-    heap for all threads, since a body is allocated by one thread of the engine and freed by one of ours. Another C
+    Otherwise each body gets fresh pages from the kernel, which clears them first: about a tenth of what a fetch costs.
+    One heap for all threads, since a body is allocated by one thread of the engine and freed by one of ours. Another C
     library than glibc is left as it is.
     """
     try:
