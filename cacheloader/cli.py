@@ -14,8 +14,10 @@ from tqdm import tqdm
 import cacheloader
 from cacheloader.audit.folder import audit_folder
 from cacheloader.audit.report import lines
+from cacheloader.checkpoint.cli import add_parser as add_ckpt
 from cacheloader.config import EMBEDDED, NO_DAEMON, TransportOptions
 from cacheloader.errors import CacheloaderError, ConfigError
+from cacheloader.goodput import command as goodput_command
 from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
 from cacheloader.protocol.messages import DatasetSpec
 from cacheloader.quantity import format_size
@@ -234,6 +236,10 @@ def _parser() -> argparse.ArgumentParser:
     audit = commands.add_parser("audit", parents=[common], help="was each sample delivered once, over all restarts?")
     audit.add_argument("folder", type=Path, help="what the loader had as record_to; files of several nodes together")
     audit.set_defaults(run=_audit)
+
+    goodput_command.add_parser(commands, common)
+
+    add_ckpt(commands, common=common)
 
     status = commands.add_parser("status", parents=[common, where], help="show, or stop, the running daemon")
     status.add_argument("--stop", action="store_true", help="ask a private daemon to leave")

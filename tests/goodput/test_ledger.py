@@ -288,7 +288,7 @@ def any_events(draw: st.DrawFn) -> list[Event]:
             some_s,
             st.floats(-1, 50),
             st.lists(st.integers(0, 10**8), max_size=3),
-        ),  # noqa: E501  # fmt: skip
+        ),
         st.builds(lambda p: (events.PhaseBegin, {"phase": p}), st.sampled_from(["init", "eval", "x"])),
         st.builds(lambda p: (events.PhaseEnd, {"phase": p}), st.sampled_from(["init", "eval", "x"])),
         st.builds(lambda s: (events.CkptStaged, {"ckpt": "c", "stall_s": s}), some_s),
@@ -308,7 +308,7 @@ def any_events(draw: st.DrawFn) -> list[Event]:
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(any_events(), st.one_of(st.none(), st.integers(0, 2 * 10**12)), st.randoms(use_true_random=False))
 def test_the_partition_is_exact_and_free_of_order_for_any_events(
     found: list[Event], now_ns: int | None, chance: random.Random

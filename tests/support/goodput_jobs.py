@@ -19,11 +19,12 @@ class Job:
     """Events of one run; every time is in seconds since its begin."""
 
     found: list[Event] = field(default_factory=list)
+    first_seq: int = 0
     _seq: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def say(self, event: type, at_s: float, /, *, att: str, rank: int, world: int, **fields: Any) -> None:
         key = (att, rank)
-        self._seq[key] = self._seq.get(key, -1) + 1
+        self._seq[key] = self._seq.get(key, self.first_seq - 1) + 1
         at_ns = round(at_s * SECOND)
         self.found.append(
             event(
