@@ -11,6 +11,7 @@ from cacheloader.errors import BadSample
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from cacheloader.ahead import ReadAhead
     from cacheloader.cursor import Start
     from cacheloader.delivery import Delivered
     from cacheloader.positioned import PositionedDataset
@@ -22,12 +23,13 @@ class WholeBatches(IterableDataset[Any]):
     def __init__(self, dataset: PositionedDataset) -> None:
         self._dataset = dataset
         self.start: Start | None = None
+        self.read_ahead: ReadAhead | None = None
 
     def __iter__(self) -> Iterator[Delivered]:
         # A new worker brings its start along. One that persists finds the next on the cursor's page; the owner waits
         # for all of them before it could open another.
         start, self.start = self.start, None
-        return self._dataset.batches(start or self._dataset.iteration_start())
+        return self._dataset.batches(start or self._dataset.iteration_start(), read_ahead=self.read_ahead)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_dataset":

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cacheloader import state
+from cacheloader.ahead import Planned
 from cacheloader.config import TransportOptions
 from cacheloader.errors import EmptyDataset
 from cacheloader.order.options import OrderOptions
@@ -165,6 +168,11 @@ class RemoteDataset(PositionedDataset):
         )
 
     @property
+    def is_raw(self) -> bool:
+        """Whether samples are delivered as they lie in the shards, without any computing."""
+        return self._source.is_ranges and not self._delivery.has_transform
+
+    @property
     def _seed(self) -> int:
         return self._options.seed
 
@@ -251,17 +259,36 @@ class _Reading:
         self._share = share
         self._first_number = np.cumsum(source.manifest.num_samples) - source.manifest.num_samples
 
-    def read(self, row: int) -> _Batch:
-        places = self._order.batch(epoch=self._epoch, row=row, **self._share)
-        samples = self._source.read(places.shard, places.sample)
-        if self._order.options.tail == "pad":
-            for sample, padded in zip(samples, places.padded.tolist(), strict=True):
-                sample["__pad__"] = padded
-        number = self._first_number[places.shard] + places.sample
-        return _Batch(samples=samples, lane=places.lane, row=places.row, number=number)
+    def plan(self, rows: Sequence[int]) -> list[Planned]:
+        places, edges = self._order.batches(epoch=self._epoch, rows=rows, **self._share)
+        count = self._source.num_at_hand(self._shelf, places.shard, edges)
+        edges = edges[: count + 1]
+        shard, sample = places.shard[: edges[-1]], places.sample[: edges[-1]]
+        until = self._order.clock(
+            epoch=self._epoch, row=rows[count - 1] + self._order.rows_per_step(self._share["global_batch"])
+        )
+        batches = self._source.locate(self._shelf, shard, sample, edges, until=until)
+        number = self._first_number[shard] + sample
+        padded = places.padded if self._order.options.tail == "pad" else None
+
+        def read(batch: int, own: slice) -> _Batch:
+            samples = batches.read(batch)
+            if padded is not None:
+                for content, is_padded in zip(samples, padded[own].tolist(), strict=True):
+                    content["__pad__"] = is_padded
+            return _Batch(samples=samples, lane=places.lane[own], row=places.row[own], number=number[own])
+
+        return [
+            Planned(
+                row=row, num_samples=stop - start, size_bytes=size_bytes, read=partial(read, batch, slice(start, stop))
+            )
+            for batch, (row, (start, stop), size_bytes) in enumerate(
+                zip(rows[:count], pairwise(edges.tolist()), batches.size_bytes, strict=True)
+            )
+        ]
 
     def advance(self, row: int) -> None:
-        self._source.advance(self._order.clock(epoch=self._epoch, row=row))
+        self._source.advance(self._shelf, self._order.clock(epoch=self._epoch, row=row))
 
     def close(self) -> None:
         self._source.let_go(self._shelf)

@@ -88,6 +88,11 @@ class Delivery:
         self._max_bad_samples = max_bad_samples
         self._num_bad = 0
 
+    @property
+    def has_transform(self) -> bool:
+        """Whether samples are changed, or left out, at all."""
+        return self._transform is not None
+
     def deliver(self, samples: list[Sample], words: NDArray[np.uint64]) -> Delivered:
         """Transform one batch.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cacheloader import state
+from cacheloader.ahead import Planned
 from cacheloader.dataset import Parts, RemoteDataset
 from cacheloader.delivery import SKIP, Delivered, OnBadSample
 from cacheloader.errors import ConfigError
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from cacheloader.cursor import Start
     from cacheloader.formats.base import Sample
     from cacheloader.order.mixture_shares import Phase
+    from cacheloader.order.mixture_sources import MixtureBatch
     from cacheloader.shelf import Shelf
-    from cacheloader.source import Source
+    from cacheloader.source import Batches, Source
     from cacheloader.transport.reporting import FetchReporter
 
 # What ``place_words`` calls the epoch: rows of a mixture run on through all epochs, and two transforms see each sample.
@@ -127,6 +130,12 @@ class Mixture(PositionedDataset):
             for own in batch.by_source
             for shard in np.unique(own.shard).tolist()
         ]
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether samples are delivered as they lie in the shards, without any computing."""
+        deliveries = [self._delivery, *(parts.delivery for parts in self._parts)]
+        return all(parts.source.is_ranges for parts in self._parts) and not any(one.has_transform for one in deliveries)
 
     @property
     def _seed(self) -> int:
@@ -296,23 +305,50 @@ class _Reading:
             start + np.cumsum(count) - count for start, count in zip(passed.tolist(), counts, strict=True)
         ]
 
-    def read(self, row: int) -> _Batch:
-        batch = self._orders.batch(epoch=self._epoch, row=row, **self._share)
+    def plan(self, rows: Sequence[int]) -> list[Planned]:
+        batches = [self._orders.batch(epoch=self._epoch, row=row, **self._share) for row in rows]
+        owned = [{own.source: own for own in batch.by_source} for batch in batches]
+        located: dict[int, Batches] = {}
+        asked = []
+        for number, (source, shelf) in enumerate(zip(self._sources, self._shelves, strict=True)):
+            of_each = [own.get(number) for own in owned]
+            edges = np.cumsum([0, *(0 if own is None else len(own.shard) for own in of_each)])
+            if edges[-1]:
+                shard = np.concatenate([own.shard for own in of_each if own is not None])
+                sample = np.concatenate([own.sample for own in of_each if own is not None])
+                asked.append((number, source, shelf, shard, sample, edges))
+        at_hand = [source.num_at_hand(shelf, shard, edges) for _, source, shelf, shard, _, edges in asked]
+        count = min(at_hand, default=len(rows))
+        order = self._orders.order
+        until = order.clock(epoch=self._epoch, row=rows[count - 1] + order.rows_per_step(self._share["global_batch"]))
+        for number, source, shelf, shard, sample, edges in asked:
+            stop = edges[count]
+            located[number] = source.locate(shelf, shard[:stop], sample[:stop], edges[: count + 1], until=until)
+        return [
+            Planned(
+                row=row,
+                num_samples=len(batch.row),
+                size_bytes=sum(one.size_bytes[at] for one in located.values()),
+                read=partial(self._read, at, batch, located),
+            )
+            for at, (row, batch) in enumerate(zip(rows[:count], batches[:count], strict=True))
+        ]
+
+    def _read(self, at: int, batch: MixtureBatch, located: Mapping[int, Batches]) -> _Batch:
         samples: list[Sample] = [{}] * len(batch.row)
         number = np.empty(len(batch.row), dtype=np.int64)
         for own in batch.by_source:
             number[own.place] = self._first_number[own.source][own.shard] + own.sample
             label = self._labels[own.source] if self._labels else {}
-            contents = self._sources[own.source].read(own.shard, own.sample)
-            for place, content in zip(own.place.tolist(), contents, strict=True):
+            for place, content in zip(own.place.tolist(), located[own.source].read(at), strict=True):
                 content.update(label)
                 samples[place] = content
         return _Batch(samples=samples, lane=batch.lane, row=batch.row, number=number, source=batch.source)
 
     def advance(self, row: int) -> None:
         clock = self._orders.order.clock(epoch=self._epoch, row=row)
-        for source in self._sources:
-            source.advance(clock)
+        for source, shelf in zip(self._sources, self._shelves, strict=True):
+            source.advance(shelf, clock)
 
     def close(self) -> None:
         for source, shelf in zip(self._sources, self._shelves, strict=True):

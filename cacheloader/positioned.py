@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import IterableDataset, get_worker_info
 
 from cacheloader import foreign, state, world
+from cacheloader.ahead import Ahead, Planner, ReadAhead, in_turn
 from cacheloader.cursor import SharedCursor, Start
 from cacheloader.delivery import Delivered, Delivery, OnBadSample
 from cacheloader.errors import ConfigError, StateMismatch
@@ -79,16 +80,8 @@ class Batch(Protocol):
         ...
 
 
-class Reading(Protocol):
-    """One process's pass over one epoch."""
-
-    def read(self, row: int) -> Batch:
-        """This rank's samples of the step that starts at ``row``."""
-        ...
-
-    def advance(self, row: int) -> None:
-        """Every row before ``row`` is done."""
-        ...
+class Reading(Planner, Protocol):
+    """One process's pass over one epoch; what it plans reads a ``Batch``."""
 
     def close(self) -> None:
         """Give back what is held; calling it again does nothing."""
@@ -150,6 +143,11 @@ class PositionedDataset(IterableDataset[Any]):
     @abstractmethod
     def fetch_reporter(self) -> FetchReporter:
         """A way to tell the node's daemon how long the training loop waits."""
+
+    @property
+    @abstractmethod
+    def is_raw(self) -> bool:
+        """Whether samples are delivered as they lie in the shards, without any computing."""
 
     @property
     @abstractmethod
@@ -342,15 +340,15 @@ class PositionedDataset(IterableDataset[Any]):
     def __iter__(self) -> SampleIterator:
         return SampleIterator(self)
 
-    def batches(self, start: Start | None = None) -> Iterator[Delivered]:
+    def batches(self, start: Start | None = None, *, read_ahead: ReadAhead | None = None) -> Iterator[Delivered]:
         """One pass, by whole batches; in a worker process, that worker's share.
 
         Args:
             start: Where the pass starts, if the owner has opened the iteration; else the workers find out together.
+            read_ahead: Read in threads; ``None`` to read each batch when it is asked for.
         """
         self._leave_if_orphaned()
-        number, num_workers = self.worker()
-        return self._read(self._join() if start is None else start, worker=number, num_workers=num_workers)
+        return self._read(self._join() if start is None else start, read_ahead)
 
     def _leave_if_orphaned(self) -> None:
         # torch's worker remembers its parent when it has started. If the parent was killed before that, the worker
@@ -403,24 +401,29 @@ class PositionedDataset(IterableDataset[Any]):
         epoch, row = self._steps().next_epoch(epoch=start.epoch, row=start.row, global_batch=global_batch)
         return Start(epoch=epoch, row=row)
 
-    def _read(self, start: Start, *, worker: int, num_workers: int) -> Iterator[Delivered]:
+    def _read(self, start: Start, read_ahead: ReadAhead | None) -> Iterator[Delivered]:
+        worker, num_workers = self.worker()
         global_batch = self.global_batch(num_workers=num_workers)
         rows = self._steps().worker_rows(
             row=start.row, global_batch=global_batch, worker=worker, num_workers=num_workers
         )
         reading = self._begin(start, global_batch)
+        ahead = None if read_ahead is None else Ahead(reading, rows, read_ahead)
         try:
-            for row in rows:
-                batch = reading.read(row)
-                reading.advance(row + rows.step)
+            batch: Batch
+            for row, batch in in_turn(reading, rows) if ahead is None else ahead:
                 if not batch.samples:
                     continue  # tail="keep": this rank has no part in the last step
                 delivered = self._deliver(batch, epoch=start.epoch)
                 yield replace(delivered, epoch=start.epoch, row=row, number=batch.number)
         finally:
+            if ahead is not None:
+                ahead.close()
             reading.close()
 
     def _deliver(self, batch: Batch, *, epoch: int) -> Delivered:
+        if not self._delivery.has_transform:
+            return Delivered(samples=batch.samples)
         words = place_words(seed=self._seed, epoch=epoch, lane=batch.lane, row=batch.row)
         return self._delivery.deliver(batch.samples, words)
 

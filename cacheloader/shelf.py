@@ -56,6 +56,23 @@ class Shelf:
             held = self._held[shard] = (lease, reader)
         return held[1]
 
+    def lease(self, shard: int) -> Lease:
+        """The lease of a shard that has been asked for with ``reader``."""
+        return self._held[shard][0]
+
+    def keep(self, shard: int, until: int) -> None:
+        """Hold a shard until no row before ``until`` is left: it is needed again before its present access is over.
+
+        Args:
+            shard: Has been asked for with ``reader``.
+            until: A clock.
+        """
+        self._needed_until[shard] = max(until, self._needed_until.get(shard, 0))
+
+    def holds(self, shard: int) -> bool:
+        """Whether ``reader`` would not have to wait for this shard."""
+        return shard in self._held
+
     def advance(self, clock: int) -> None:
         """Give back every shard that no row from ``clock`` on needs, and tell the daemon where the session stands."""
         plan = self._plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -27,6 +28,25 @@ class ByteSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Located:
+    """Where the values of some samples of one shard lie. All values are byte ranges of the shard.
+
+    Attributes:
+        keys: Of each sample.
+        names: Of each sample, its fields in the order of its values.
+        num_values: int64 [n]; values of each sample.
+        start: int64 [m]; first byte of each value, sample by sample.
+        size: int64 [m]; bytes of each value.
+    """
+
+    keys: list[str]
+    names: list[tuple[str, ...]]
+    num_values: NDArray[np.int64]
+    start: NDArray[np.int64]
+    size: NDArray[np.int64]
+
+
 class ShardReader(Protocol):
     """The samples of one shard."""
 
@@ -44,6 +64,18 @@ class ShardReader(Protocol):
         ...
 
 
+class RangeReader(ShardReader, Protocol):
+    """A reader whose samples are byte ranges, so that many of them can be located before one is read."""
+
+    def locate(self, samples: NDArray[np.int64]) -> Located:
+        """Where the samples at these positions lie; reads nothing.
+
+        Args:
+            samples: As in ``read``.
+        """
+        ...
+
+
 class ShardFormat(Protocol):
     """One kind of shard. Instances hold no state and are safe to share."""
 
@@ -55,6 +87,11 @@ class ShardFormat(Protocol):
     @property
     def suffixes(self) -> Sequence[str]:
         """File name endings by which the format is detected, such as ``".tar"``."""
+        ...
+
+    @property
+    def is_ranges(self) -> bool:
+        """Whether samples are plain byte ranges and need no computing: ``open`` then returns a ``RangeReader``."""
         ...
 
     def build_index(self, data: ByteSource, *, uri: str) -> bytes:
@@ -82,3 +119,27 @@ class ShardFormat(Protocol):
 def index_samples(index: bytes) -> int:
     """The sample count at the start of every index block (int64, little endian)."""
     return int.from_bytes(index[:8], "little")
+
+
+def assembled(
+    keys: Sequence[str], names: Sequence[tuple[str, ...]], num_values: Sequence[int], values: Sequence[bytes]
+) -> list[Sample]:
+    """Samples of their parts.
+
+    Args:
+        keys: Of each sample.
+        names: Of each sample, its fields.
+        num_values: Of each sample.
+        values: Of all samples, one behind the other.
+    """
+    samples: list[Sample] = []
+    start = 0
+    for key, fields, count in zip(keys, names, num_values, strict=True):
+        sample: dict[str, Any] = {"__key__": key}
+        if count == 1:
+            sample[fields[0]] = values[start]
+        else:
+            sample.update(zip(fields, values[start : start + count], strict=True))
+        samples.append(sample)
+        start += count
+    return samples

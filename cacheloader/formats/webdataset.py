@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cacheloader.errors import CorruptShard, DatasetError
+from cacheloader.formats.base import Located, assembled
 from cacheloader.formats.coalesce import coalesce
 from cacheloader.formats.tar import walk_members
 from cacheloader.formats.tarindex import TarIndex, pack_index
@@ -27,6 +28,7 @@ class WebDatasetFormat:
 
     name = "webdataset"
     suffixes = (".tar",)
+    is_ranges = True
 
     def build_index(self, data: ByteSource, *, uri: str) -> bytes:
         """Where each sample lies (see ``ShardFormat.build_index``).
@@ -69,10 +71,32 @@ class WebDatasetReader:
             DatasetError: A sample lacks one of the columns.
             OSError: The shard cannot be read.
         """
+        located = self.locate(samples)
+        reads = coalesce(located.start, located.start + located.size)
+        read = self._data.read
+        blocks = [read(start, stop) for start, stop in zip(reads.start.tolist(), reads.stop.tolist(), strict=True)]
+        ends = (reads.offset + located.size).tolist()
+        # A slice of all of a bytes object is that object: what was read alone is not copied.
+        values = [
+            blocks[block][start:end]
+            for block, start, end in zip(reads.read.tolist(), reads.offset.tolist(), ends, strict=True)
+        ]
+        return assembled(located.keys, located.names, located.num_values.tolist(), values)
+
+    def locate(self, samples: NDArray[np.int64]) -> Located:
+        """Where the samples at these positions lie.
+
+        Args:
+            samples: int64 [n], each in ``[0, num_samples)``; repeats are allowed.
+
+        Raises:
+            DatasetError: A sample lacks one of the columns.
+        """
         index = self._index
         samples = np.asarray(samples, dtype=np.int64)
         if not len(samples):
-            return []
+            nothing = np.empty(0, dtype=np.int64)
+            return Located(keys=[], names=[], num_values=nothing, start=nothing, size=nothing)
         if samples.min() < 0 or samples.max() >= index.num_samples:
             raise IndexError(f"samples {samples.min()} to {samples.max()} of shard {self._uri} of {index.num_samples}")
         layouts = index.layout[samples]
@@ -84,27 +108,14 @@ class WebDatasetReader:
         stops = np.cumsum(counts)
         slots = np.repeat(self._chosen_first[layouts] - (stops - counts), counts) + np.arange(stops[-1])
         members = np.repeat(index.first_member[samples].astype(np.int64), counts) + self._chosen[slots]
-        starts = index.member_start[members].astype(np.int64)
-        sizes = index.member_size[members].astype(np.int64)
-        reads = coalesce(starts, starts + sizes)
-
-        read = self._data.read
-        blocks = [read(start, stop) for start, stop in zip(reads.start.tolist(), reads.stop.tolist(), strict=True)]
-        ends = (reads.offset + sizes).tolist()
-        # A slice of all of a bytes object is that object: what was read alone is not copied.
-        values = [
-            blocks[block][start:end]
-            for block, start, end in zip(reads.read.tolist(), reads.offset.tolist(), ends, strict=True)
-        ]
-        result: list[Sample] = []
-        start = 0
-        for key, layout, stop in zip(index.keys(samples), layouts.tolist(), stops.tolist(), strict=True):
-            sample: dict[str, Any] = {"__key__": key}
-            names = self._names.get(layout) or self._name_layout(layout)
-            sample.update(zip(names, values[start:stop], strict=True))
-            result.append(sample)
-            start = stop
-        return result
+        names = self._names
+        return Located(
+            keys=index.keys(samples),
+            names=[names.get(layout) or self._name_layout(layout) for layout in layouts.tolist()],
+            num_values=counts,
+            start=index.member_start[members].astype(np.int64),
+            size=index.member_size[members].astype(np.int64),
+        )
 
     def _choose_slots(self) -> None:
         """For each layout, the members that the columns ask for, by their place in the sample."""

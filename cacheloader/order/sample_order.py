@@ -14,6 +14,8 @@ from cacheloader.order.places import Accesses, LaneReads, Places
 from cacheloader.order.windows import EpochWindows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from cacheloader.order.options import OrderOptions
@@ -78,6 +80,21 @@ class SampleOrder(LaneSteps):
         lane, lane_row, padded = self._step_places(epoch=epoch, row=row, **share)
         shard, sample = self._layout(epoch, *self.lanes_of(**share)).locate(lane, lane_row)
         return Places(shard=shard, sample=sample, lane=lane, row=lane_row, padded=padded)
+
+    def batches(
+        self, *, epoch: int, rows: Sequence[int], global_batch: int, rank: int, world_size: int
+    ) -> tuple[Places, NDArray[np.int64]]:
+        """What ``batch`` says of several steps of one epoch, for little more than the cost of one.
+
+        Returns:
+            The places of all of them, and int64 [steps + 1] where those of each step begin.
+        """
+        share = {"global_batch": global_batch, "rank": rank, "world_size": world_size}
+        steps = [self._step_places(epoch=epoch, row=row, **share) for row in rows]
+        lane, lane_row, padded = (np.concatenate(one) for one in zip(*steps, strict=True))
+        shard, sample = self._layout(epoch, *self.lanes_of(**share)).locate(lane, lane_row)
+        edges = np.cumsum([0, *(len(step[0]) for step in steps)])
+        return Places(shard=shard, sample=sample, lane=lane, row=lane_row, padded=padded), edges
 
     def accesses(self, *, epoch: int, from_row: int, global_batch: int, rank: int, world_size: int) -> Accesses:
         """The shards that one rank reads in the rest of an epoch, if the global batch stays as it is.

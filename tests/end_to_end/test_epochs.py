@@ -232,7 +232,7 @@ def test_a_second_thread_on_one_data_set_is_told_so_at_once(shard_set: ShardSet,
     next(reading)
 
     def read_slowly() -> None:
-        with source._by_one_thread():
+        with source._by_one_thread(source._shelf):
             entered.set()
             leave.wait(30)
 
