@@ -23,6 +23,8 @@ imports: .venv/ready
 	$(BIN)/lint-imports
 
 bench: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
+	$(BIN)/python -m benchmarks.peers.environments
 	$(BIN)/python -m benchmarks
 
 .venv/ready: pyproject.toml constraints.txt
@@ -32,4 +34,4 @@ bench: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv .demo .bench dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .demo .bench .bench-peers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -77,6 +77,7 @@ class Phase:
         first_batch_s: From the start of the phase to the first batch, if it came in batches.
         fetch_p50_s: Median time inside ``next()``.
         fetch_p99_s: 99th percentile of it.
+        fetch_total_s: Time inside ``next()`` in all epochs, each epoch's start and end included.
         marks: Other moments, in seconds from the start of the phase.
         cpu_s: Who computed.
         peak_memory_bytes: Who held what.
@@ -92,6 +93,7 @@ class Phase:
     first_batch_s: float | None
     fetch_p50_s: float | None
     fetch_p99_s: float | None
+    fetch_total_s: float | None
     marks: dict[str, float]
     cpu_s: CpuSeconds
     peak_memory_bytes: PeakMemory
@@ -121,6 +123,16 @@ class Phase:
         """Rate of one epoch from the moment that the data set was open, ``None`` where nobody marked that."""
         opened_s = self.marks.get(OPENED)
         return None if opened_s is None else self.samples / (self.wall_s - opened_s)
+
+    @property
+    def opened_first_batch_s(self) -> float | None:
+        """Time from the open data set, or from the start where nobody marked that, to the first batch."""
+        return None if self.first_batch_s is None else self.first_batch_s - self.marks.get(OPENED, 0.0)
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Part of the wall time that the iterating thread spent inside ``next()``."""
+        return None if self.fetch_total_s is None else self.fetch_total_s / self.wall_s
 
     @property
     def origin_bytes_per_payload_byte(self) -> float | None:

@@ -34,6 +34,7 @@ class PhaseClock:
         self.samples = 0
         self.size_bytes = 0
         self.fetch_s: list[float] = []
+        self.turning_s = 0.0
         self.epoch_s: list[float] = []
         self.marks: dict[str, float] = {}
         self.first_batch_s: float | None = None
@@ -48,8 +49,16 @@ class PhaseClock:
         """Take note that ``name`` has happened now."""
         self.marks[name] = self.elapsed_s
 
-    def take(self, loader: Iterable[Any], count: Callable[[Any], tuple[int, int]]) -> None:
-        """Iterate one epoch, timing each ``next()``."""
+    def take(
+        self, loader: Iterable[Any], count: Callable[[Any], tuple[int, int]], *, step: Callable[[], None] | None = None
+    ) -> None:
+        """Iterate one epoch, timing each ``next()``.
+
+        Args:
+            loader: What to iterate; making its iterator counts as a part of the first wait.
+            count: Samples and payload bytes of a batch.
+            step: What the training loop does with a batch.
+        """
         now = time.perf_counter
         fetch_s = self.fetch_s
         asked = now()
@@ -58,6 +67,7 @@ class PhaseClock:
             try:
                 batch = next(batches)
             except StopIteration:
+                self.turning_s += now() - asked
                 break
             got = now()
             fetch_s.append(got - asked)
@@ -67,6 +77,8 @@ class PhaseClock:
             if self.first_batch_s is None:
                 self.first_batch_s = got - self._start
                 self.marks["first_batch_samples"] = samples
+            if step is not None:
+                step()
             asked = now()
         self.end_epoch()
 
@@ -126,6 +138,7 @@ class Meter:
                 first_batch_s=clock.first_batch_s,
                 fetch_p50_s=percentile(clock.fetch_s, 50) if clock.fetch_s else None,
                 fetch_p99_s=percentile(clock.fetch_s, 99) if clock.fetch_s else None,
+                fetch_total_s=sum(clock.fetch_s) + clock.turning_s if clock.fetch_s else None,
                 marks=clock.marks,
                 cpu_s=self._cpu_s(before, after),
                 peak_memory_bytes=memory,

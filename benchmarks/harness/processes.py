@@ -109,3 +109,14 @@ def _parse(line: str) -> ProcessStat:
         session=int(fields[3]),
         cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
     )
+
+
+def context_switches(pid: int) -> int:
+    """How often the threads of a process went to sleep of their own accord, and so were woken; 0 if it has ended."""
+    total = 0
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for line in (thread / "status").read_text().splitlines():
+                if line.startswith("voluntary_ctxt_switches:"):
+                    total += int(line.split()[1])
+    return total

@@ -15,26 +15,48 @@ if TYPE_CHECKING:
 
     from benchmarks.harness.measurement import Measurement, Phase
 
-SCHEMA = 1
+SCHEMA = 2
+
+FIGURES: dict[str, Callable[[Phase], float | None]] = {
+    "samples/s": lambda phase: phase.samples_per_s,
+    "samples/s from the open data set on": lambda phase: phase.opened_samples_per_s or phase.samples_per_s,
+    "first batch s": lambda phase: phase.first_batch_s,
+    "first batch s from the open data set on": lambda phase: phase.opened_first_batch_s,
+    "waiting share": lambda phase: phase.waiting_share,
+    "fetch p99 ms": lambda phase: None if phase.fetch_p99_s is None else phase.fetch_p99_s * 1e3,
+    "origin bytes / payload": lambda phase: phase.origin_bytes_per_payload_byte,
+    "CPU s/GB": lambda phase: (phase.cpu_s.client + phase.cpu_s.daemon) / (phase.size_bytes / 1e9),
+}
+"""What can be compared, or held against a bound: the figure of one phase of one run, ``None`` if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A ratio of two rates that the scenario is about.
+    """A figure that the scenario is about: a ratio of two contestants, or one contestant's own.
 
     Attributes:
         name: What it says.
         over: (label, phase) above the line.
-        under: (label, phase) below it.
-        target: Least acceptable ratio, ``None`` if it is only shown.
-        from_open: Whether the time until the data set above the line was open is left out.
+        under: (label, phase) below it; ``None``: the figure itself is shown.
+        target: Acceptable value, ``None`` if it is only shown.
+        figure: Which of ``FIGURES``.
+        at_most: Whether the target is the largest acceptable value instead of the least.
     """
 
     name: str
     over: tuple[str, str]
-    under: tuple[str, str]
+    under: tuple[str, str] | None
     target: float | None = None
-    from_open: bool = False
+    figure: str = "samples/s"
+    at_most: bool = False
+
+    def __post_init__(self) -> None:
+        if self.figure not in FIGURES:
+            raise ValueError(f"{self.name}: no figure is called {self.figure!r}; there are {', '.join(FIGURES)}")
+
+    def is_met(self, value: float) -> bool:
+        """Whether ``value`` is acceptable."""
+        return self.target is None or (value <= self.target if self.at_most else value >= self.target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +101,20 @@ class Report:
         return data, text
 
     def ratios(self) -> list[tuple[Comparison, Spread]]:
-        """The comparisons whose contestants both ran."""
+        """The comparisons whose contestants ran and have the figure."""
         found = []
         for comparison in self.comparisons:
-            over = self._phases(*comparison.over)
-            under = self._phases(*comparison.under)
-            if over and under:
-                rates = [
-                    (phase.opened_samples_per_s if comparison.from_open else None) or phase.samples_per_s
-                    for phase in over
-                ]
-                found.append((comparison, pairwise_ratio(rates, [phase.samples_per_s for phase in under])))
+            over = self._figures(comparison, *comparison.over)
+            if comparison.under is None:
+                if over:
+                    found.append((comparison, spread(over)))
+            elif over and (under := self._figures(comparison, *comparison.under)):
+                found.append((comparison, pairwise_ratio(over, under)))
         return found
+
+    def _figures(self, comparison: Comparison, label: str, phase: str) -> list[float]:
+        values = [FIGURES[comparison.figure](found) for found in self._phases(label, phase)]
+        return [value for value in values if value is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types: every repeat, then what was made of them."""
@@ -105,8 +129,10 @@ class Report:
                 {
                     "name": comparison.name,
                     "over": list(comparison.over),
-                    "under": list(comparison.under),
+                    "under": None if comparison.under is None else list(comparison.under),
+                    "figure": comparison.figure,
                     "target": comparison.target,
+                    "at_most": comparison.at_most,
                     "median": ratio.median,
                     "least": ratio.least,
                     "most": ratio.most,
@@ -161,10 +187,11 @@ class Report:
         for comparison, ratio in self.ratios():
             verdict = ""
             if comparison.target is not None:
-                verdict = "met" if ratio.median >= comparison.target else "**missed**"
-            target = "" if comparison.target is None else f"≥ {comparison.target:g}"
-            rows.append([comparison.name, _ranged(ratio, ".2f"), target, verdict])
-        return _table(["ratio", "measured", "target", ""], rows)
+                verdict = "met" if comparison.is_met(ratio.median) else "**missed**"
+            sign = "≤" if comparison.at_most else "≥"
+            target = "" if comparison.target is None else f"{sign} {comparison.target:g}"
+            rows.append([comparison.name, comparison.figure, _ranged(ratio, ".3g"), target, verdict])
+        return _table(["ratio", "of", "measured", "target", ""], rows)
 
     def _phase_table(self, name: str) -> list[str]:
         def milliseconds(figure: Callable[[Phase], float | None]) -> Callable[[Phase], float | None]:
@@ -178,6 +205,7 @@ class Report:
             ("after it, samples/s", lambda phase: phase.steady_samples_per_s, ",.0f"),
             ("fetch p50 ms", milliseconds(lambda phase: phase.fetch_p50_s), ".2f"),
             ("fetch p99 ms", milliseconds(lambda phase: phase.fetch_p99_s), ".2f"),
+            ("waiting %", lambda phase: None if phase.waiting_share is None else phase.waiting_share * 100, ".2f"),
             ("origin bytes / payload", lambda phase: phase.origin_bytes_per_payload_byte, ".3f"),
         ]
         return self._table_of(name, columns)

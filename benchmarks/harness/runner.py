@@ -136,6 +136,9 @@ class Runner:
         # The code under test is that beside the benchmarks, whatever else is installed.
         code = os.pathsep.join([str(ROOT), str(ROOT / "daemon")])
         environment |= {"PYTHONPATH": code, "HOME": str(home), "TMPDIR": str(home)}
+        # As installed, where modules lie there compiled: else each start of a daemon would compile its own.
+        environment |= {"PYTHONPYCACHEPREFIX": str(self._folder / "compiled")}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(
                 [entry.python, "-m", "benchmarks.harness.child", str(home / "task.json"), str(home / "result.json")],

@@ -47,6 +47,14 @@ class RunningStore:
             region=REGION,
         )
 
+    def upload_folder(self, folder: Path, prefix: str) -> None:
+        """Put every file of ``folder`` below ``prefix``."""
+        client = self.server.client()
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                with path.open("rb") as body:
+                    client.put_object(Bucket=BUCKET, Key=f"{prefix}{path.relative_to(folder)}", Body=body)
+
     def warm(self) -> None:
         """Let the kernel hold the store's files in memory."""
         page_cache.warm(page_cache.files_below(self.server.directory / "data"))

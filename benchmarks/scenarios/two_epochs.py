@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ from benchmarks.harness.packing import PackedShards, pack
 from benchmarks.harness.report import Comparison
 from benchmarks.harness.runner import Entry
 from benchmarks.harness.store import running_store
+from benchmarks.scenarios import rivals
 from benchmarks.scenarios.scenario import Prepared
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ BATCH_SIZE = 64
 
 ENGINE = "engine (ceiling)"
 ENGINE_NARROW = "engine, 8 requests in flight"
+FIRST_WINDOW = "engine, first window first"
 PREAD = "pread, 1 process (ceiling)"
 PREAD_2 = "pread, 2 processes (ceiling)"
 PREAD_BATCH = "pread holding a batch, 1 process"
@@ -32,12 +34,15 @@ PREAD_BATCH_2 = "pread holding a batch, 2 processes"
 PRODUCT = "cacheloader, 0 workers"
 PRODUCT_2 = "cacheloader, 2 workers"
 PRODUCT_UNCOUNTED = "cacheloader, 2 workers, no shards.json"
-WEBDATASET = "webdataset cache_dir, 0 workers"
-WEBDATASET_2 = "webdataset cache_dir, 2 workers"
-WEBDATASET_STREAM = "webdataset streaming, 2 workers"
+RIVALS_ALONE = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA, rivals.FSSPEC)
+RIVALS_SHARED = (*rivals.CACHING, *rivals.STREAMERS)
+WEBDATASET = rivals.WEBDATASET.named(0)
+WEBDATASET_2 = rivals.WEBDATASET.named(2)
+WEBDATASET_STREAM = rivals.WEBDATASET_STREAM.named(2)
 LABELS = (
     ENGINE,
     ENGINE_NARROW,
+    FIRST_WINDOW,
     PREAD,
     PREAD_2,
     PREAD_BATCH,
@@ -45,13 +50,12 @@ LABELS = (
     PRODUCT,
     PRODUCT_2,
     PRODUCT_UNCOUNTED,
-    WEBDATASET,
-    WEBDATASET_2,
-    WEBDATASET_STREAM,
+    *(rival.named(0) for rival in RIVALS_ALONE),
+    *(rival.named(2) for rival in RIVALS_SHARED),
 )
 
-COLD_TARGET = 0.6
-WARM_TARGET = 0.5
+COLD_TARGET = 0.85
+WARM_TARGET = 0.8
 
 COMPARISONS = (
     Comparison(name="cold, 2 workers / engine", over=(PRODUCT_2, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
@@ -62,13 +66,13 @@ COMPARISONS = (
         name="cold from the open data set on, 2 workers / engine",
         over=(PRODUCT_2, "cold"),
         under=(ENGINE, "cold"),
-        from_open=True,
+        figure="samples/s from the open data set on",
     ),
     Comparison(
         name="cold from the open data set on, 0 workers / engine",
         over=(PRODUCT, "cold"),
         under=(ENGINE, "cold"),
-        from_open=True,
+        figure="samples/s from the open data set on",
     ),
     Comparison(name="cold without shards.json / engine", over=(PRODUCT_UNCOUNTED, "cold"), under=(ENGINE, "cold")),
     Comparison(name="warm, 0 workers / pread", over=(PRODUCT, "warm"), under=(PREAD, "warm"), target=WARM_TARGET),
@@ -82,13 +86,44 @@ COMPARISONS = (
     Comparison(name="warm, 2 workers / pread holding a batch", over=(PRODUCT_2, "warm"), under=(PREAD_BATCH_2, "warm")),
     Comparison(name="from disk, 0 workers / pread", over=(PRODUCT, "disk"), under=(PREAD, "disk")),
     Comparison(name="from disk, 2 workers / pread, 2 processes", over=(PRODUCT_2, "disk"), under=(PREAD_2, "disk")),
-    Comparison(name="cold, 2 workers / webdataset", over=(PRODUCT_2, "cold"), under=(WEBDATASET_2, "cold")),
-    Comparison(
-        name="cold, 2 workers / webdataset streaming", over=(PRODUCT_2, "cold"), under=(WEBDATASET_STREAM, "cold")
+    *(
+        Comparison(
+            name=f"cold, 2 workers / {rival.label}", over=(PRODUCT_2, "cold"), under=(rival.named(2), "cold"), target=2
+        )
+        for rival in RIVALS_SHARED
     ),
-    Comparison(name="warm, 0 workers / webdataset", over=(PRODUCT, "warm"), under=(WEBDATASET, "warm")),
-    Comparison(name="warm, 2 workers / webdataset", over=(PRODUCT_2, "warm"), under=(WEBDATASET_2, "warm")),
-    Comparison(name="webdataset cold, 2 workers / engine", over=(WEBDATASET_2, "cold"), under=(ENGINE, "cold")),
+    *(
+        Comparison(
+            name=f"warm, 2 workers / {rival.label}", over=(PRODUCT_2, "warm"), under=(rival.named(2), "warm"), target=10
+        )
+        for rival in rivals.CACHING
+    ),
+    *(
+        Comparison(
+            name=f"warm, 0 workers / {rival.label}", over=(PRODUCT, "warm"), under=(rival.named(0), "warm"), target=10
+        )
+        for rival in RIVALS_ALONE
+    ),
+    *(
+        Comparison(
+            name=f"first batch, cold, {workers} workers / GET of its window",
+            over=(product, "cold"),
+            under=(FIRST_WINDOW, "cold"),
+            figure=figure,
+            target=1.5,
+            at_most=True,
+        )
+        for workers, product in ((0, PRODUCT), (2, PRODUCT_2))
+        for figure in ("first batch s from the open data set on", "first batch s")
+    ),
+    Comparison(
+        name="first batch, warm, 2 workers, s",
+        over=(PRODUCT_2, "warm"),
+        under=None,
+        figure="first batch s",
+        target=0.3,
+        at_most=True,
+    ),
 )
 
 NOTES = (
@@ -101,6 +136,8 @@ NOTES = (
     "flight (and, for comparison, with 8 of them), and has no samples.",
     "warm: the epochs after the first in the same process, together; workers stay alive (persistent_workers) in every "
     "loader. disk: one more epoch after the cached files were written back and dropped from memory.",
+    "first batch: against the time in which the engine alone writes the first window, which is one shard, to a file. "
+    "The product's includes the start of its daemon and the opening of the data set, unless the line says otherwise.",
     "pread reads the packed shards' sample ranges in the order of the product's second epoch, one sample at a time "
     "into memory that it reuses; the variant that holds a batch has to use fresh memory, as a loader does.",
     "webdataset opens shards by the fastest of three ways tried here: its gopen hook with obstore streaming, ahead of "
@@ -124,14 +161,12 @@ class TwoEpochs:
         sample_bytes: Payload of one sample.
         shards: Number of tar files.
         warm_epochs: Epochs in the warm phase.
-        opener: How webdataset opens shards.
     """
 
     samples: int = 5120
     sample_bytes: int = 100_000
     shards: int = 8
     warm_epochs: int = 3
-    opener: str = "obstore"
 
     @property
     def theme(self) -> str:
@@ -170,8 +205,16 @@ class TwoEpochs:
                     metrics_url=store.metrics_url,
                 )
 
+            entries = self._entries(
+                task(0), task(2), task(2, counts=False), first_shard=reads_of_epoch(packed, epoch=0)[0][0][0]
+            )
+            for rival in RIVALS_SHARED:
+                if rival.is_there:
+                    own = rival.store(counted, packed=packed, running=store, folder=folder / "converted")
+                    workers = (0, 2) if rival in RIVALS_ALONE else (2,)
+                    entries += [rival.entry(replace(task(n), store=own), script="epochs:Epochs") for n in workers]
             yield Prepared(
-                entries=self._entries(task(0), task(2), task(2, counts=False)),
+                entries=entries,
                 comparisons=COMPARISONS,
                 parameters={
                     "samples": size.samples,
@@ -182,11 +225,11 @@ class TwoEpochs:
                     "store": "SeaweedFS on the same machine, loopback",
                     "transform": "none",
                 },
-                notes=NOTES,
+                notes=[*NOTES, *rivals.missing(RIVALS_SHARED)],
                 before_each=store.warm,
             )
 
-    def _entries(self, alone: Task, shared: Task, uncounted: Task) -> list[Entry]:
+    def _entries(self, alone: Task, shared: Task, uncounted: Task, *, first_shard: int) -> list[Entry]:
         def pread(label: str, task: Task, *, keep_batch: bool) -> Entry:
             return Entry(
                 label=label,
@@ -195,22 +238,24 @@ class TwoEpochs:
                 task=task,
             )
 
-        def loader(label: str, task: Task, name: str, **options: object) -> Entry:
+        def loader(label: str, task: Task, name: str) -> Entry:
             return Entry(
-                label=label,
-                factory="benchmarks.contestants.epochs:Epochs",
-                options={"loader": name, "options": options},
-                task=task,
+                label=label, factory="benchmarks.contestants.epochs:Epochs", options={"loader": name}, task=task
             )
 
         product = "benchmarks.contestants.cacheloader:CacheloaderLoader"
-        webdataset = "benchmarks.peers.webdataset:WebdatasetLoader"
         return [
             Entry(label=ENGINE, factory="benchmarks.contestants.engine:Engine", task=alone),
             Entry(
                 label=ENGINE_NARROW,
                 factory="benchmarks.contestants.engine:Engine",
                 options={"concurrency": 8},
+                task=alone,
+            ),
+            Entry(
+                label=FIRST_WINDOW,
+                factory="benchmarks.contestants.engine:Engine",
+                options={"first": first_shard},
                 task=alone,
             ),
             pread(PREAD, alone, keep_batch=False),
@@ -220,9 +265,6 @@ class TwoEpochs:
             loader(PRODUCT, alone, product),
             loader(PRODUCT_2, shared, product),
             loader(PRODUCT_UNCOUNTED, uncounted, product),
-            loader(WEBDATASET, alone, webdataset, cached=True, opener=self.opener),
-            loader(WEBDATASET_2, shared, webdataset, cached=True, opener=self.opener),
-            loader(WEBDATASET_STREAM, shared, webdataset, cached=False, opener=self.opener),
         ]
 
 

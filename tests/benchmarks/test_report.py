@@ -19,6 +19,7 @@ def measurement(name: str, wall_s: float, *, other_cores: float = 0.0, noisy_bef
         first_batch_s=wall_s / 10,
         fetch_p50_s=0.001,
         fetch_p99_s=0.002,
+        fetch_total_s=wall_s / 4,
         marks={"first_batch_samples": 10, "data_set_open_s": 0.25},
         cpu_s=CpuSeconds(client=1.0, daemon=2.0, server=3.0, other=other_cores * wall_s, interrupts=0.0, steal=0.0),
         peak_memory_bytes=PeakMemory(main=10**8, worker=0, daemon=2 * 10**8),
@@ -33,7 +34,7 @@ def measurement(name: str, wall_s: float, *, other_cores: float = 0.0, noisy_bef
     )
 
 
-def report(target: float, *, over: str = "one", from_open: bool = False) -> Report:
+def report(target: float, *, over: str = "one", figure: str = "samples/s") -> Report:
     rounds = [
         {"one": measurement("cold", wall_s), "other": measurement("cold", 2 * wall_s)} for wall_s in (1.0, 2.0, 4.0)
     ]
@@ -45,9 +46,7 @@ def report(target: float, *, over: str = "one", from_open: bool = False) -> Repo
         parameters={"samples": 100},
         rounds=rounds,
         comparisons=[
-            Comparison(
-                name="one / other", over=(over, "cold"), under=("other", "cold"), target=target, from_open=from_open
-            )
+            Comparison(name="one / other", over=(over, "cold"), under=("other", "cold"), target=target, figure=figure)
         ],
         notes=["a note"],
     )
@@ -73,8 +72,8 @@ def test_json_holds_every_repeat(tmp_path):
 
 
 def test_a_target_that_holds_and_one_that_does_not_are_told_apart():
-    assert "| one / other | 2.00 | ≥ 1.5 | met |" in report(1.5).markdown()
-    assert "| one / other | 2.00 | ≥ 3 | **missed** |" in report(3.0).markdown()
+    assert "| one / other | samples/s | 2 | ≥ 1.5 | met |" in report(1.5).markdown()
+    assert "| one / other | samples/s | 2 | ≥ 3 | **missed** |" in report(3.0).markdown()
 
 
 def test_a_ratio_to_a_contestant_that_did_not_run_is_left_out():
@@ -88,9 +87,24 @@ def test_figures_show_median_and_range():
 
 
 def test_a_ratio_may_leave_out_the_time_until_the_data_set_was_open():
-    # 0.25 s of each run: 2 / 0.75, 4 / 1.75, 8 / 3.75.
-    [(_, ratio)] = report(1.5, from_open=True).ratios()
-    assert ratio.median == pytest.approx(4 / 1.75)
+    # 0.25 s of each run: 1.75 / 0.75, 3.75 / 1.75, 7.75 / 3.75.
+    [(_, ratio)] = report(1.5, figure="samples/s from the open data set on").ratios()
+    assert ratio.median == pytest.approx(3.75 / 1.75)
+
+
+def test_a_figure_of_one_contestant_is_held_against_a_bound_from_above():
+    waiting = Comparison(
+        name="waits", over=("one", "cold"), under=None, target=0.3, figure="waiting share", at_most=True
+    )
+    shown = replace(report(1.5), comparisons=[waiting])
+    assert "| waits | waiting share | 0.25 | ≤ 0.3 | met |" in shown.markdown()
+    strict = replace(shown, comparisons=[replace(waiting, target=0.2)])
+    assert "| waits | waiting share | 0.25 | ≤ 0.2 | **missed** |" in strict.markdown()
+
+
+def test_a_figure_that_nobody_measures_is_refused_by_name():
+    with pytest.raises(ValueError, match="no figure is called 'speed'; there are samples/s"):
+        Comparison(name="fast", over=("one", "cold"), under=None, figure="speed")
 
 
 def test_noise_and_what_was_thrown_away_for_it_are_named():

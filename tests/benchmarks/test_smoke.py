@@ -35,7 +35,7 @@ def test_small_run_of_the_ceilings_writes_a_report_and_leaves_nothing(tmp_path):
     [data] = output.glob("two-epochs-small_smoke_*.json")
     content = json.loads(data.read_text())
     [measured] = content["rounds"]
-    assert len(measured) == 6
+    assert len(measured) == 7
     for label, measurement in measured.items():
         assert measurement["verified"]["samples"] == content["parameters"]["samples"], label
     [cold] = measured["engine (ceiling)"]["phases"]

@@ -1,0 +1,100 @@
+"""Hugging Face datasets in streaming mode, by its WebDataset builder over presigned URLs.
+
+Its release 5.2 fails on ``s3://``: it hands ``block_size`` to s3fs, which refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.measurement import OPENED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from benchmarks.harness.contestant import Task
+    from benchmarks.harness.meter import PhaseClock
+
+
+class DatasetsLoader:
+    """torch's loader over ``load_dataset("webdataset", streaming=True)``."""
+
+    is_cached = False
+
+    def __init__(self) -> None:
+        self._workers = 0
+
+    def prepare(self, task: Task) -> None:
+        """Import."""
+        os.environ |= {
+            "HF_HOME": f"{task.folder}/home",
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        }
+        import datasets
+
+        self._workers = task.num_workers
+        _ = datasets.load_dataset
+
+    def open(self, task: Task, clock: PhaseClock) -> Iterable[Any]:
+        """Make data set and loader."""
+        from datasets import load_dataset
+        from torch.utils.data import DataLoader
+
+        dataset = load_dataset(
+            "webdataset",
+            data_files={"train": _presigned(task)},
+            split="train",
+            streaming=True,
+        )
+        clock.mark(OPENED)
+        return DataLoader(
+            dataset,
+            batch_size=task.batch_size,
+            num_workers=task.num_workers,
+            persistent_workers=task.num_workers > 0,
+            collate_fn=_columns,
+        )
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Samples and payload bytes."""
+        payloads = batch["bin"]
+        return len(payloads), sum(map(len, payloads))
+
+    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
+        """Key and payload of each sample."""
+        return zip(batch["key"], batch["bin"], strict=True)
+
+    def close(self) -> None:
+        """Nothing was started that outlives the process."""
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """How it was set up."""
+        return {
+            "loader": "DataLoader over load_dataset('webdataset', streaming=True) over presigned URLs, not shuffled",
+            "cache": "none (streaming)",
+            "workers": f"{self._workers}, persistent",
+        }
+
+
+def _presigned(task: Task) -> list[str]:
+    import botocore.session
+
+    origin = task.origin()
+    client = botocore.session.Session().create_client(
+        "s3",
+        region_name=origin.region,
+        endpoint_url=origin.endpoint_url,
+        aws_access_key_id=origin.key,
+        aws_secret_access_key=origin.secret,
+    )
+    return [
+        client.generate_presigned_url("get_object", Params={"Bucket": origin.bucket, "Key": origin.prefix + name})
+        for name in task.shard_names
+    ]
+
+
+def _columns(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    return {"key": [sample["__key__"] for sample in samples], "bin": [sample["bin"] for sample in samples]}

@@ -1,0 +1,115 @@
+"""litdata: chunks in its own format, downloaded to a local folder and kept there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.tar_samples import tar_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from benchmarks.harness.contestant import Task
+    from benchmarks.harness.meter import PhaseClock
+
+CHUNK_BYTES = "64MB"
+
+
+class LitdataLoader:
+    """``StreamingDataLoader`` over a ``StreamingDataset``, shuffled, cache limit out of reach."""
+
+    is_cached = True
+
+    def __init__(self) -> None:
+        self._workers = 0
+
+    def prepare(self, task: Task) -> None:
+        """Import, and let its engine speak plain HTTP, which it refuses by default."""
+        os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{task.folder}/optimizer"
+        import litdata
+        from litdata.streaming import downloader
+
+        downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+        self._workers = task.num_workers
+        _ = litdata.StreamingDataset
+
+    def open(self, task: Task, clock: PhaseClock) -> Iterable[Any]:
+        """Make data set and loader."""
+        from litdata import StreamingDataLoader, StreamingDataset
+        from litdata.streaming.resolver import Dir
+
+        origin = task.origin()
+        dataset = StreamingDataset(
+            input_dir=Dir(
+                path=str(Path(task.folder, "cache")), url=f"s3://{origin.bucket}/{origin.prefix.rstrip('/')}"
+            ),
+            storage_options={
+                "endpoint_url": origin.endpoint_url,
+                "aws_access_key_id": origin.key,
+                "aws_secret_access_key": origin.secret,
+                "region_name": origin.region,
+            },
+            shuffle=True,
+            drop_last=False,
+        )
+        clock.mark(OPENED)
+        loader: Iterable[Any] = StreamingDataLoader(
+            dataset,
+            batch_size=task.batch_size,
+            num_workers=task.num_workers,
+            persistent_workers=task.num_workers > 0,
+            # Its default takes the bytes-like objects that it reads for sequences of numbers.
+            collate_fn=columns,
+        )
+        return loader
+
+    def count(self, batch: Any) -> tuple[int, int]:
+        """Samples and payload bytes."""
+        payloads = batch["bin"]
+        return len(payloads), sum(map(len, payloads))
+
+    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
+        """Key and payload of each sample."""
+        return zip(batch["key"], batch["bin"], strict=True)
+
+    def close(self) -> None:
+        """Nothing was started that outlives the process."""
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """How it was set up."""
+        return {
+            "loader": "StreamingDataLoader(StreamingDataset(shuffle=True)), chunks of 64 MB, no compression",
+            "cache": "its default limit, never reached",
+            "engine": "obstore, told to allow http",
+            "workers": f"{self._workers}, persistent",
+        }
+
+
+def columns(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """A batch: keys and payloads in two lists."""
+    return {"key": [sample["key"] for sample in samples], "bin": [sample["bin"] for sample in samples]}
+
+
+def sample(item: tuple[str, bytes]) -> dict[str, Any]:
+    """What ``optimize`` stores for one input."""
+    return {"key": item[0], "bin": item[1]}
+
+
+def write(source: Path, target: Path) -> None:
+    """Write the samples of the tars in ``source`` as litdata chunks."""
+    from litdata import optimize
+
+    items = []
+    for path in sorted(source.glob("*.tar")):
+        with path.open("rb") as file:
+            items += tar_samples(file)
+    optimize(fn=sample, inputs=items, output_dir=str(target), chunk_bytes=CHUNK_BYTES, num_workers=1)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]))
