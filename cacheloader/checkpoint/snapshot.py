@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -122,7 +123,9 @@ def apply(contents: Contents, state: Mapping[str, Any], *, rank: int, world_size
     for name, module in contents.modules.items():
         set_model_state_dict(module, state[name])
     if "optimizer" in state:
-        set_optimizer_state_dict(contents.modules["model"], contents.optimizers, state["optimizer"])
+        # Not strict: a parameter that never got a gradient has no state. All else was compared with the template.
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(contents.modules["model"], contents.optimizers, state["optimizer"], options=options)
     elif contents.optimizers and not progress["optimizer_is_fresh"]:
         raise CheckpointError("the checkpoint was saved without an optimizer; leave optimizer= out to resume from it")
     if world_size == saved_ranks:

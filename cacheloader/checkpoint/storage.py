@@ -111,7 +111,7 @@ class StoreFiles(FileSystemBase):
 
     def ls(self, path: Any) -> list[str]:
         """Names of the files in a folder."""
-        return sorted(self.store.sizes(path))
+        return sorted(self.store.files(path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
@@ -187,7 +187,7 @@ class CommitWriter(FileSystemWriter):
             versions=draft.versions,
             files=parts,
         )
-        reason = wrong_size(commit, store.sizes(str(commit.name)))
+        reason = wrong_size(commit, store.files(str(commit.name)))
         if reason:
             raise CheckpointError(
                 f"the save of step {commit.step} is not committed: in {store}/{commit.name} {reason}; "

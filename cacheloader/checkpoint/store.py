@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +19,19 @@ PARTIAL = ".part"
 """Ends the name of a file that is being written; no reader looks at it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """A file as a store sees it.
+
+    Attributes:
+        size_bytes: Its length.
+        modified_s: When it was written, in seconds since 1970; ``None`` where the store does not say.
+    """
+
+    size_bytes: int
+    modified_s: float | None = None
+
+
 class Store(Protocol):
     """A tree of files below one root; paths are relative to it and use ``/``."""
 
@@ -24,8 +39,8 @@ class Store(Protocol):
         """Names right below the root, and whether each is a folder; empty if there is no root yet."""
         ...
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Every file below ``folder`` by its path relative to it, with its size in bytes, as the store sees it now."""
+    def files(self, folder: str) -> dict[str, File]:
+        """Every file below ``folder`` by its path relative to it, as the store sees it now; a file itself as ``""``."""
         ...
 
     def reading(self, path: str) -> IO[bytes]:
@@ -86,20 +101,25 @@ class FolderStore:
         except FileNotFoundError:
             return {}
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Every file below ``folder`` with its size."""
+    def files(self, folder: str) -> dict[str, File]:
+        """Every file below ``folder``."""
         base = self._root / folder
         if base.is_file():
-            return {"": base.stat().st_size}
+            return {"": self._file(base)}
         found = {}
         for directory, _, names in os.walk(base):
             for name in names:
                 path = Path(directory, name)
                 try:
-                    found[path.relative_to(base).as_posix()] = path.stat().st_size
+                    found[path.relative_to(base).as_posix()] = self._file(path)
                 except FileNotFoundError:  # removed meanwhile
                     continue
         return found
+
+    @staticmethod
+    def _file(path: Path) -> File:
+        status = path.stat()
+        return File(size_bytes=status.st_size, modified_s=status.st_mtime)
 
     def reading(self, path: str) -> IO[bytes]:
         """A stream of a file."""
@@ -187,15 +207,17 @@ class FsspecStore:
                 found[name] = entry["type"] == "directory"
         return found
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Every file below ``folder`` with its size."""
+    def files(self, folder: str) -> dict[str, File]:
+        """Every file below ``folder``."""
         files = self.filesystem()
         files.invalidate_cache()
         base = f"{self._root}/{folder}"
         found = {}
         for name, entry in files.find(base, detail=True).items():
             if entry["type"] == "file" and not name.endswith("/"):
-                found[name[len(base) :].lstrip("/")] = int(entry["size"])
+                found[name[len(base) :].lstrip("/")] = File(
+                    size_bytes=int(entry["size"]), modified_s=_modified_s(entry)
+                )
         return found
 
     def reading(self, path: str) -> IO[bytes]:
@@ -220,12 +242,18 @@ class FsspecStore:
         try:
             yield stream
         except BaseException:
-            discard = getattr(stream, "discard", None)
-            if discard is not None:
-                discard()
-            stream.closed = True
+            with suppress(Exception):  # the store may be what failed
+                self._discard(stream, place)
             raise
         stream.close()
+
+    def _discard(self, stream: Any, place: str) -> None:
+        try:
+            stream.discard()
+            stream.closed = True  # so that nobody, not even its destructor, closes and thereby publishes it
+        except AttributeError:  # no upload of several parts: what was written is there already
+            stream.close()
+            self.filesystem().rm_file(place)
 
     def remove(self, folder: str, *, first: Sequence[str] = ()) -> None:
         """Delete a folder or a file."""
@@ -237,5 +265,21 @@ class FsspecStore:
                 files.rm_file(f"{base}/{name}")
         files.invalidate_cache()
         if files.exists(base):
+            folders = [base, *files.find(base, withdirs=True, detail=True)]
             files.rm(base, recursive=True)
+            if "s3" in files.protocol:
+                for place in sorted(folders, key=len, reverse=True):  # some servers go on listing an emptied folder
+                    bucket, _, key = place.partition("/")
+                    files.call_s3("delete_object", Bucket=bucket, Key=f"{key}/")
         files.invalidate_cache()
+
+
+def _modified_s(entry: Mapping[str, Any]) -> float | None:
+    """When a file was written; each of fsspec's file systems has a name of its own for it."""
+    for key in ("LastModified", "mtime", "last_modified", "updated", "created"):
+        value = entry.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None

@@ -46,7 +46,7 @@ def look(store: Store, name: Name) -> Found:
     """One save: its record, and whether every file is there in its size."""
     try:
         commit = read_commit(store, str(name))
-        reason = wrong_size(commit, store.sizes(str(name)))
+        reason = wrong_size(commit, store.files(str(name)))
     except CheckpointError as error:
         return Found(name=name, commit=None, reason=error.message)
     return Found(name=name, commit=None if reason else commit, reason=reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import pickletools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -210,3 +211,54 @@ def _named(module: str, name: str) -> Any:
     if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
         return getattr(torch, name)
     raise CheckpointError(f"its .metadata names {module}.{name}, of which no record of torch consists")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Where one value, or one piece of a tensor, lies.
+
+    Attributes:
+        key: Its name in the state.
+        file: The file.
+        offset: Where in the file it begins, in bytes.
+        length: How long it is, in bytes.
+        is_plain: Whether it is an archive as ``torch.save`` writes it, neither transformed nor of another format.
+    """
+
+    key: str
+    file: str
+    offset: int
+    length: int
+    is_plain: bool
+
+
+def entries(record: metadata.Metadata) -> list[Entry]:
+    """Every value of a checkpoint, in the order of files and offsets.
+
+    Raises:
+        CheckpointError: A value is announced, and no file is said to hold it.
+    """
+    found = []
+    places = record.storage_data or {}
+    for key, kind in record.state_dict_metadata.items():
+        if isinstance(kind, metadata.TensorStorageMetadata):
+            wanted = [metadata.MetadataIndex(key, chunk.offsets) for chunk in kind.chunks]
+        else:
+            wanted = [metadata.MetadataIndex(key)]
+        for index in wanted:
+            place = places.get(index)
+            if place is None:
+                raise CheckpointError(
+                    f"its .metadata announces {key} and no file holds it: a thread of the writer failed unheard"
+                )
+            found.append(
+                Entry(
+                    key=key,
+                    file=place.relative_path,
+                    offset=place.offset,
+                    length=place.length,
+                    is_plain=place.relative_path.endswith(".distcp")
+                    and not getattr(place, "transform_descriptors", None),
+                )
+            )
+    return sorted(found, key=lambda entry: (entry.file, entry.offset))

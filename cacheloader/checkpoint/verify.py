@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from cacheloader.checkpoint.commit import Commit
-    from cacheloader.checkpoint.store import Store
+    from cacheloader.checkpoint.store import File, Store
 
 CHUNK_BYTES = 8 * 2**20
 
@@ -36,19 +36,19 @@ def read_commit(store: Store, folder: str) -> Commit:
     return commit
 
 
-def wrong_size(commit: Commit, sizes: Mapping[str, int]) -> str:
+def wrong_size(commit: Commit, files: Mapping[str, File]) -> str:
     """Why the sizes that the store reports do not fit; every file is looked at, only sizes are read.
 
     Args:
         commit: What should be there.
-        sizes: Size in bytes by name, from ``Store.sizes``.
+        files: What is there, from ``Store.files``.
     """
-    missing = sorted(set(commit.files) - set(sizes))
+    missing = sorted(set(commit.files) - set(files))
     if missing:
         return f"{missing[0]} is missing" + (f", and {len(missing) - 1} more files" if missing[1:] else "")
     for name, part in sorted(commit.files.items()):
-        if sizes[name] != part.size_bytes:
-            return f"{name} has {sizes[name]:,} bytes and was committed with {part.size_bytes:,}"
+        if files[name].size_bytes != part.size_bytes:
+            return f"{name} has {files[name].size_bytes:,} bytes and was committed with {part.size_bytes:,}"
     return ""
 
 

@@ -1,0 +1,303 @@
+"""Saving and resuming in one process."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import cacheloader as cl
+from cacheloader.checkpoint.commit import COMMIT_FILE
+from cacheloader.errors import CheckpointError, ConfigError, NoValidCheckpoint, SaveFailed
+from tests.checkpoint.jobs import Job, flip_bit, saved, saves, truncate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("mode", ["sync", "thread"])
+def test_a_resumed_job_goes_on_bit_for_bit(tmp_path: Path, mode: str) -> None:
+    uninterrupted = saved(tmp_path / "a", steps=4, mode=mode).steps(5)
+    job = Job(seed=99)
+    with job.checkpointer(tmp_path / "a", mode=mode) as checkpoints:
+        assert checkpoints.restore_latest() == 4
+        assert checkpoints.committed_step == 4
+    assert job.steps(5) == uninterrupted
+    never_saved = Job()
+    assert never_saved.steps(9)[4:] == uninterrupted, "saving changed the training"
+
+
+def test_a_job_without_saves_starts_at_step_0(tmp_path: Path) -> None:
+    with Job().checkpointer(tmp_path / "none yet") as checkpoints:
+        assert checkpoints.restore_latest() == 0
+
+
+def test_a_save_before_the_first_step_restores_an_optimizer_without_state(tmp_path: Path) -> None:
+    job = Job()
+    with job.checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(0)
+    assert not job.optimizer.state, "saving made up an optimizer state"
+    expected = job.steps(3)
+    again = Job(seed=5)
+    with again.checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 0
+        assert checkpoints.committed_step == 0
+    assert again.steps(3) == expected
+
+
+def test_what_training_changes_after_save_has_returned_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+    job = Job()
+    with job.checkpointer(tmp_path) as checkpoints:
+        job.step()
+        before = [parameter.detach().clone() for parameter in job.model.parameters()]
+        checkpoints.save(1)
+        with torch.no_grad():
+            for parameter in job.model.parameters():
+                parameter.fill_(7)
+    again = Job(seed=5)
+    with again.checkpointer(tmp_path) as checkpoints:
+        checkpoints.restore_latest()
+    assert all(torch.equal(a, b) for a, b in zip(before, again.model.parameters(), strict=True))
+
+
+def test_a_parameter_that_never_got_a_gradient_does_not_matter(tmp_path: Path) -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 2), nn.Linear(3, 3)
+
+    def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Partly()
+        return model, torch.optim.Adam(model.parameters())
+
+    def step(model: Any, optimizer: torch.optim.Optimizer) -> float:
+        loss = model.used(torch.ones(1, 2)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    model, optimizer = make()
+    step(model, optimizer)
+    with cl.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpoints:
+        checkpoints.save(1)
+    expected = [step(model, optimizer) for _ in range(3)]
+    model, optimizer = make()
+    with cl.Checkpointer(tmp_path, model=model, optimizer=optimizer) as checkpoints:
+        checkpoints.restore_latest()
+    assert [step(model, optimizer) for _ in range(3)] == expected
+
+
+def test_more_modules_and_plain_objects_are_saved_by_their_names(tmp_path: Path) -> None:
+    class Counter:
+        value = 3
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value, "history": [1, 2.5, None, "x"], "tensor": torch.arange(3)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.value = state["value"]
+            assert state["history"] == [1, 2.5, None, "x"]
+            assert state["tensor"].tolist() == [0, 1, 2]
+
+    counter, average = Counter(), nn.Linear(2, 2)
+    with cl.Checkpointer(tmp_path, model=nn.Linear(1, 1), counter=counter, average=average) as checkpoints:
+        checkpoints.save(8)
+    weight = average.weight.detach().clone()
+    counter.value = 0
+    nn.init.zeros_(average.weight)
+    with cl.Checkpointer(tmp_path, model=nn.Linear(1, 1), counter=counter, average=average) as checkpoints:
+        assert checkpoints.restore_latest() == 8
+    assert counter.value == 3
+    assert torch.equal(average.weight, weight)
+
+
+def test_a_state_that_would_need_code_to_load_is_refused_at_the_first_save(tmp_path: Path) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"path": Job}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    checkpoints = cl.Checkpointer(tmp_path, model=nn.Linear(1, 1), odd=Odd())
+    with pytest.raises(ConfigError, match="the state of odd could not be loaded"):
+        checkpoints.save(1)
+
+
+@pytest.mark.parametrize("hurt", ["flip", "truncate", "remove", "record"])
+def test_a_damaged_checkpoint_is_passed_over_with_its_reason(tmp_path: Path, hurt: str) -> None:
+    saved(tmp_path, steps=3)
+    newest = saves(tmp_path)[-1]
+    data = newest / "__0_0.distcp"
+    if hurt == "flip":
+        flip_bit(data, at=data.stat().st_size // 2)
+        reason = "its bytes have changed"
+    elif hurt == "truncate":
+        truncate(data)
+        reason = "bytes and was committed with"
+    elif hurt == "remove":
+        data.unlink()
+        reason = "__0_0.distcp is missing"
+    else:
+        truncate(newest / COMMIT_FILE, by=40)
+        reason = "incomplete"
+    job = Job(seed=5)
+    with job.checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 2
+    assert [skipped.name for skipped in checkpoints.skipped] == [newest.name]
+    assert reason in checkpoints.skipped[0].reason
+
+
+def test_sizes_alone_do_not_find_a_flipped_bit_and_cost_no_reading(tmp_path: Path) -> None:
+    saved(tmp_path, steps=2)
+    data = saves(tmp_path)[-1] / ".metadata"
+    size = data.stat().st_size
+    truncate(data)
+    with Job().checkpointer(tmp_path, verify="sizes") as checkpoints:
+        assert checkpoints.restore_latest() == 1
+    assert f"{size:,}" in checkpoints.skipped[0].reason
+
+
+def test_with_nothing_valid_left_the_error_is_loud_and_step_0_has_to_be_asked_for(tmp_path: Path) -> None:
+    saved(tmp_path, steps=2)
+    for folder in saves(tmp_path):
+        flip_bit(folder / "__0_0.distcp", at=100)
+    for start_over in ("never", "if_never_committed"):
+        with Job().checkpointer(tmp_path, start_over=start_over) as checkpoints:
+            with pytest.raises(NoValidCheckpoint, match=r"2 saves .* none can be resumed from") as caught:
+                checkpoints.restore_latest()
+            for folder in saves(tmp_path):
+                assert folder.name in str(caught.value)
+            with pytest.raises(ConfigError, match="restore_latest"):
+                checkpoints.save(1)
+    with Job().checkpointer(tmp_path, start_over="always") as checkpoints:
+        assert checkpoints.restore_latest() == 0
+        checkpoints.save(1)
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 1
+
+
+def test_an_interrupted_first_save_is_an_error_unless_starting_over_was_allowed(tmp_path: Path) -> None:
+    saved(tmp_path / "a", steps=1)
+    half = tmp_path / "b" / saves(tmp_path / "a")[0].name
+    half.mkdir(parents=True)
+    (half / "__0_0.distcp").write_bytes(b"half")
+    with Job().checkpointer(tmp_path / "b") as checkpoints, pytest.raises(NoValidCheckpoint, match=r"no commit\.json"):
+        checkpoints.restore_latest()
+    with Job().checkpointer(tmp_path / "b", start_over="if_never_committed") as checkpoints:
+        assert checkpoints.restore_latest() == 0
+        checkpoints.save(1)
+    (saves(tmp_path / "b")[-1] / COMMIT_FILE).unlink()
+    with (
+        Job().checkpointer(tmp_path / "b", start_over="if_never_committed") as checkpoints,
+        pytest.raises(NoValidCheckpoint),
+    ):
+        checkpoints.restore_latest()
+
+
+def test_saving_over_an_earlier_attempt_that_was_not_restored_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, steps=1)
+    with Job().checkpointer(tmp_path) as checkpoints, pytest.raises(ConfigError, match=r"restore_latest\(\)"):
+        checkpoints.save(1)
+
+
+def test_going_back_before_a_loss_spike_makes_the_later_saves_older(tmp_path: Path) -> None:
+    saved(tmp_path, steps=4)
+    job = Job()
+    with job.checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest(max_step=2) == 2
+        job.step()
+        checkpoints.save(3)
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 3
+
+
+def test_retention_keeps_the_newest_and_each_hundredth(tmp_path: Path) -> None:
+    job = Job()
+    with job.checkpointer(tmp_path, keep_last=2, keep_every=4) as checkpoints:
+        for step in range(1, 8):
+            checkpoints.save(step)
+    assert [int(path.name.split("-")[2]) for path in saves(tmp_path)] == [4, 6, 7]
+
+
+def test_a_save_that_failed_in_the_background_is_raised_by_the_next_and_training_can_go_on(tmp_path: Path) -> None:
+    job = saved(tmp_path, steps=1)
+    with job.checkpointer(tmp_path) as checkpoints:
+        checkpoints.restore_latest()
+        checkpoints._store = Full(checkpoints._store)
+        checkpoints.save(2)
+        with pytest.raises(SaveFailed, match=r"step 2 did not end in a commit.*No space left"):
+            checkpoints.save(3)
+        checkpoints._store = checkpoints._store.inner
+        checkpoints.save(4)
+        checkpoints.wait()
+        assert checkpoints.committed_step == 4
+    assert [int(path.name.split("-")[2]) for path in saves(tmp_path) if (path / COMMIT_FILE).exists()] == [1, 4]
+
+
+class Full:
+    """A store that is full after some bytes: the real one, whose streams fail as those of a full disk do."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def writing(self, path: str) -> Any:
+        from contextlib import contextmanager
+
+        @contextmanager
+        def writing() -> Any:
+            with self.inner.writing(path) as stream:
+                stream.write(b"first part")
+                raise OSError(28, "No space left on device")
+                yield
+
+        return writing()
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_older_is_taken_instead(tmp_path: Path) -> None:
+    saved(tmp_path, steps=1)
+    with (
+        cl.Checkpointer(tmp_path, model=nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 5))) as checkpoints,
+        pytest.raises(CheckpointError, match=r"does not fit the model.*Size mismatch"),
+    ):
+        checkpoints.restore_latest()
+    with (
+        cl.Checkpointer(tmp_path, model=nn.Linear(8, 16)) as checkpoints,
+        pytest.raises(CheckpointError, match="does not fit model: it lacks"),
+    ):
+        checkpoints.restore_latest()
+
+
+def test_a_stop_signal_becomes_a_save_and_exit_status_75(tmp_path: Path) -> None:
+    job = Job()
+    with job.checkpointer(tmp_path, stop_signal=signal.SIGTERM) as checkpoints:
+        checkpoints.exit_if_stopped(0)
+        job.step()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit) as left:
+            checkpoints.exit_if_stopped(1)
+    assert left.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 1
+
+
+def test_wrong_options_are_refused_with_the_choices(tmp_path: Path) -> None:
+    for options, words in (
+        ({"mode": "fast"}, '"sync", "thread" or "process"'),
+        ({"mode": "process"}, "init_process_group"),
+        ({"verify": "no"}, "'bytes', 'sizes'"),
+        ({"start_over": "yes"}, "if_never_committed"),
+        ({"progress": Job().schedule}, "'progress' is used"),
+        ({"thing": 3}, "no state_dict"),
+        ({"keep_last": 0}, "keep_last=0"),
+    ):
+        with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
+            cl.Checkpointer(tmp_path, model=nn.Linear(1, 1), **options)
