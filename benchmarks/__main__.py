@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from benchmarks.harness.measurement import Measurement
     from benchmarks.scenarios.scenario import Scenario
 
-SCENARIOS = {"position": "benchmarks.scenarios.position", "two-epochs": "benchmarks.scenarios.two_epochs"}
+SCENARIOS = {
+    "fetch-cost": "benchmarks.scenarios.fetch_cost",
+    "position": "benchmarks.scenarios.position",
+    "two-epochs": "benchmarks.scenarios.two_epochs",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

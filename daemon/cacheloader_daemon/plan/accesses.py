@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from cacheloader.errors import ProtocolError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_Integer = TypeVar("_Integer", bound="np.integer[Any]")
 
 NEVER = 2**63 - 1
 """The first clock of an access that does not exist."""
@@ -141,7 +143,7 @@ class AccessTable:
 
     def coming(self, clock: int) -> NDArray[np.int32]:
         """The shards of all accesses that are not over at ``clock``, sorted, each once."""
-        return np.unique(self.shard[self.stop_clock > clock])
+        return _distinct(self.shard[self.stop_clock > clock])
 
     def first_of(self, access: int) -> int:
         """``first_clock`` of one access."""
@@ -220,9 +222,18 @@ def _running_stop(
     stop_clock: NDArray[np.int64], shard: NDArray[np.int32], access: NDArray[np.int32]
 ) -> NDArray[np.int64]:
     """Running maximum of the stops within each shard's group of accesses."""
-    values, rank = np.unique(stop_clock, return_inverse=True)
+    values = _distinct(stop_clock)
+    rank = np.searchsorted(values, stop_clock)
     # One accumulation serves all groups: a later group's numbers lie above all of an earlier one. Ranks instead of
     # clocks keep the products small whatever numbers a client sends.
     lift = shard[access].astype(np.int64) * len(values)
     running: NDArray[np.int64] = values[np.maximum.accumulate(rank[access] + lift) - lift] if len(access) else values
     return running
+
+
+def _distinct(values: NDArray[_Integer]) -> NDArray[_Integer]:
+    """The values, sorted, each once. ``np.unique`` imports masked arrays at its first call, while a reader waits."""
+    ordered = np.sort(values)
+    is_new = np.ones(len(ordered), dtype=bool)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]

@@ -22,7 +22,7 @@ SLOW_ANSWERS = 8
 """The window holds at most this many times the shards in flight: of fetch times spread as a lognormal with sigma 1, the
 slowest of a thousand takes 13 times the mean, and half of what is in flight waits behind it at any moment."""
 
-SMALL_PART = 20
+SMALL_PART = 32
 """The window takes at most one part in so many of the cache: what it takes, shards that stay cannot have."""
 
 TAIL_FACTOR = 1.2
@@ -200,7 +200,7 @@ class Admission:
             if ahead_bytes and ahead_bytes + missing.reserve_bytes > lookahead_bytes:
                 return
             # All shards of the next window are needed at one moment, and may begin to come when this one has begun.
-            if missing.wanted_in_s > ahead_s and ahead_bytes + missing.reserve_bytes > least_bytes:
+            if missing.seconds > ahead_s and ahead_bytes + missing.reserve_bytes > least_bytes:
                 return
             room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects)
             if room is Room.NONE:

@@ -105,13 +105,11 @@ class Missing:
         key: The shard.
         reserve_bytes: Its reservation.
         seconds: Time until its next use.
-        wanted_in_s: The same if its reader never had to wait.
     """
 
     key: bytes
     reserve_bytes: int
     seconds: float
-    wanted_in_s: float
 
 
 class Horizon:
@@ -264,23 +262,24 @@ class Horizon:
             if reader.frontier == reader.table.num_accesses:
                 self._hungry.discard(reader)
                 continue
-            heap.append((self._wanted_in_s(reader, reader.frontier), number, reader.frontier, reader))
+            until = self.seconds_until(reader, reader.table.first_of(reader.frontier), now_s)
+            heap.append((until, number, reader.frontier, reader))
         heapify(heap)
         offered: set[bytes] = set()
         while heap:
-            wanted_in_s, number, access, reader = heap[0]
+            until, number, access, reader = heap[0]
             catalog = reader.session.catalog
             place = reader.table.shard_of(access)
             key = catalog.keys[place]
             if key not in offered and not catalog.present[place]:
                 offered.add(key)
-                seconds = self.seconds_until(reader, reader.table.first_of(access), now_s)
-                yield Missing(key, int(catalog.reserve_bytes[place]), seconds, wanted_in_s)
+                yield Missing(key, int(catalog.reserve_bytes[place]), until)
             following = self._missing_from(reader, access + 1)
             if following == reader.table.num_accesses:
                 heappop(heap)
                 continue
-            heapreplace(heap, (self._wanted_in_s(reader, following), number, following, reader))
+            until = self.seconds_until(reader, reader.table.first_of(following), now_s)
+            heapreplace(heap, (until, number, following, reader))
 
     def next_to_fill(self, free_bytes: int, now_s: float) -> Missing | None:
         """A shard that is to stay and is missing, of a reader that has begun to read, if it fits into free space."""
@@ -297,7 +296,7 @@ class Horizon:
                         break
                     catalog.to_fill.popleft()
                     seconds = self.next_use(catalog.keys[place], now_s).seconds
-                    return Missing(catalog.keys[place], reserve_bytes, seconds, seconds)
+                    return Missing(catalog.keys[place], reserve_bytes, seconds)
                 catalog.to_fill.popleft()
         return None
 
@@ -359,9 +358,6 @@ class Horizon:
             soonest = np.minimum(soonest, np.where(firsts == NEVER, NEVER, firsts - clock))
         order = np.argsort(soonest, kind="stable")
         return deque(places[order[soonest[order] != NEVER]].tolist())
-
-    def _wanted_in_s(self, reader: Reader, access: int) -> float:
-        return reader.wanted_in_s(reader.table.first_of(access), self.typical_rows_per_s)
 
     def _missing_from(self, reader: Reader, access: int) -> int:
         return reader.table.next_missing(reader.session.catalog.present, access, reader.session.clock)

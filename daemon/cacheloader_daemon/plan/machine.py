@@ -20,7 +20,7 @@ from cacheloader_daemon.plan.events import (
     SessionOpened,
 )
 from cacheloader_daemon.plan.holdings import Holdings, Wait
-from cacheloader_daemon.plan.horizon import Horizon
+from cacheloader_daemon.plan.horizon import INFINITE, Horizon
 from cacheloader_daemon.plan.invariants import check
 from cacheloader_daemon.plan.ledger import Ledger
 from cacheloader_daemon.plan.options import PlannerStatistics, WorkingSet
@@ -144,6 +144,16 @@ class Planner:
             overhead_bytes=self._ledger.overhead_bytes,
         )
 
+    def is_unwanted(self, key: bytes) -> bool:
+        """Whether a shard is on its way for nobody: no request waits for it, and no plan needs it."""
+        shard = self._holdings.shards.get(key)
+        return (
+            shard is not None
+            and shard.state is ShardState.FETCHING
+            and not shard.waits
+            and self._horizon.next_use(key, self._now_s).reader is None
+        )
+
     def check_invariants(self) -> None:
         """Assert what has to be true between any two events."""
         check(self._holdings, self._horizon, self._sessions, resting=frozenset(self._rests))
@@ -161,6 +171,9 @@ class Planner:
             unlinked_bytes=ledger.unlinked_bytes,
             ahead_bytes=holdings.ahead_bytes,
             lookahead_bytes=admission.lookahead_bytes,
+            lookahead_s=0.0 if admission.ahead_s == INFINITE else admission.ahead_s,
+            kept_bytes=self._horizon.kept_bytes,
+            least_bytes=max(0, self._horizon.planned_bytes - self._capacity_bytes),
             resident_shards=states[ShardState.RESIDENT],
             leased_shards=states[ShardState.RESIDENT] - len(holdings.victims),
             fetching_shards=holdings.num_fetching,

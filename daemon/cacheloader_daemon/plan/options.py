@@ -102,6 +102,9 @@ class PlannerStatistics:
         unlinked_bytes: Blobs without a file that a lease keeps on disk.
         ahead_bytes: Of resident and reserved bytes: fetched ahead and not used yet.
         lookahead_bytes: Bound of ``ahead_bytes`` (one shard may exceed it).
+        lookahead_s: What is needed within this time is fetched ahead; 0 until fetches have shown how long they take.
+        kept_bytes: Reservations of the shards that stay from epoch to epoch.
+        least_bytes: Of the shards that plans name, what the cache cannot hold: no policy fetches less for each reading.
         resident_shards: Committed blobs.
         leased_shards: Of them, those with a lease.
         fetching_shards: Shards in flight.
@@ -131,6 +134,9 @@ class PlannerStatistics:
     unlinked_bytes: int
     ahead_bytes: int
     lookahead_bytes: int
+    lookahead_s: float
+    kept_bytes: int
+    least_bytes: int
     resident_shards: int
     leased_shards: int
     fetching_shards: int

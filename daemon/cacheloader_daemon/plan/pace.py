@@ -11,25 +11,22 @@ RATE_MEMORY_S = 30.0
 CALMING = 0.8
 """By which the usual interval of a session shrinks with each move that came sooner."""
 
-LEAST_BUSY = 1 / 64
-"""A session that waits nearly all the time is taken to want at most so many times its pace."""
+LEAST_BUSY = 1 / 8
+"""A session that waits nearly all the time is taken to want at most eight times what it gets."""
 
 
 class Pace:
-    """How fast a session moves, and how fast it would without waiting for shards.
+    """How fast a session reads while it does not wait for shards: who waits most must not be taken for slow.
 
     Attributes:
-        rows_per_s: Rows that it gets over, ``None`` until that is known.
-        wanted_rows_per_s: The same with the time taken out in which it waited.
+        rows_per_s: Rows in a second without waiting, ``None`` until that is known.
         beat_s: Usual time between two moves: the longest one lately.
     """
 
-    __slots__ = ("_busy_s", "_moved_s", "_rows", "_seconds", "_waited_s", "_waits_since_s", "beat_s", "rows_per_s",
-                 "wanted_rows_per_s")  # fmt: skip
+    __slots__ = ("_busy_s", "_moved_s", "_rows", "_seconds", "_waited_s", "_waits_since_s", "beat_s", "rows_per_s")
 
     def __init__(self) -> None:
         self.rows_per_s: float | None = None
-        self.wanted_rows_per_s: float | None = None
         self.beat_s = 0.0
         self._moved_s: float | None = None
         self._rows = 0.0
@@ -65,8 +62,7 @@ class Pace:
             self._seconds = self._seconds * fade + passed_s
             self._busy_s = self._busy_s * fade + max(0.0, passed_s - self._waited_s)
             if self._rows > 0 and self._seconds > 0:
-                self.rows_per_s = self._rows / self._seconds
-                self.wanted_rows_per_s = self._rows / max(self._busy_s, LEAST_BUSY * self._seconds)
+                self.rows_per_s = self._rows / max(self._busy_s, LEAST_BUSY * self._seconds)
         self.jumped(now_s)
 
     def jumped(self, now_s: float) -> None:

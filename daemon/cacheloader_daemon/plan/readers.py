@@ -164,8 +164,3 @@ class Reader:
         if idle_s > IDLE_AFTER_S and idle_s > IDLE_BEATS * self.session.pace.beat_s and not self.session.waits:
             return max(seconds, idle_s)
         return seconds
-
-    def wanted_in_s(self, first_clock: int, typical_rows_per_s: float) -> float:
-        """Time until the session would reach a row if it never had to wait: who waits most is not taken for slow."""
-        rows = first_clock - self.session.clock
-        return rows / (self.session.pace.wanted_rows_per_s or typical_rows_per_s) if rows > 0 else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, Grant, Promote, Refuse, ServeFromMemory
@@ -68,6 +68,7 @@ class Node:
         max_fetches: int = 8,
         lookahead_bytes: int | None = None,
         patience_s: float = 5.0,
+        eviction: Literal["plan", "lru"] = "plan",
         checks: bool = True,
     ) -> None:
         options = PlannerOptions(
@@ -75,6 +76,7 @@ class Node:
             max_fetches=max_fetches,
             lookahead_bytes=lookahead_bytes,
             patience_s=patience_s,
+            eviction=eviction,
         )
         self.quota_bytes = quota_bytes
         self.overhead_bytes = overhead_bytes

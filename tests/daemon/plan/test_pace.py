@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cacheloader_daemon.plan.horizon import Horizon
+from cacheloader_daemon.plan.pace import FetchTimes
 from cacheloader_daemon.plan.readers import Session
 
 from tests.daemon.plan.node import shards
@@ -42,3 +43,28 @@ def test_reports_at_the_same_moment_are_no_infinite_pace(session: Session) -> No
     assert session.pace.rows_per_s is None
     session.move(20, 2.0)
     assert session.pace.rows_per_s == pytest.approx(20.0, rel=0.05)
+
+
+def test_time_spent_waiting_for_a_shard_makes_no_session_slow(session: Session) -> None:
+    for step in range(100):
+        session.wait(step, b"shard", step * 2.0)
+        session.answered(step, step * 2.0 + 1.0)
+        session.move(step * 32, step * 2.0 + 1.5)
+    assert session.pace.rows_per_s == pytest.approx(32, rel=0.05), "half of each two seconds it had to wait"
+
+
+def test_a_session_that_always_waits_is_not_taken_for_infinitely_fast(session: Session) -> None:
+    session.wait(1, b"shard", 0.0)
+    for step in range(100):
+        session.move(step * 10, float(step))
+    assert session.pace.rows_per_s == pytest.approx(80, rel=0.01)
+
+
+def test_slowest_fetch_of_a_thousand_is_known_once_some_have_ended() -> None:
+    times = FetchTimes()
+    for _ in range(FetchTimes.ENOUGH - 1):
+        times.add(1.0)
+    assert times.tail_s is None
+    for place in range(2000):
+        times.add(place / 1000)
+    assert times.tail_s == pytest.approx(1.99, rel=0.02)

@@ -1,0 +1,104 @@
+"""The daemon at its work and at rest: every shard of a data set into its cache, in the order in which a reader wants it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.processes import Snapshot, context_switches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks.harness.contestant import Task
+    from benchmarks.harness.measurement import Measurement
+    from benchmarks.harness.meter import Meter
+
+
+class WarmUp:
+    """A session without a loader: it announces its plan, leases one shard after the other, and reads none of them.
+
+    Args:
+        idle_s: How long to watch the daemon afterwards while nothing is asked of it; 0 for not at all.
+    """
+
+    def __init__(self, *, idle_s: float = 0.0) -> None:
+        self._idle_s = idle_s
+
+    def prepare(self, task: Task) -> None:
+        """Start the daemon and open the data set."""
+        from cacheloader.config import TransportOptions
+        from cacheloader.protocol.messages import DatasetSpec
+        from cacheloader.transport.open import open_transport
+
+        origin = task.origin()
+        spec = DatasetSpec(
+            urls=[f"s3://{origin.bucket}/{origin.prefix}"],
+            storage_options={
+                "key": origin.key,
+                "secret": origin.secret,
+                "endpoint_url": origin.endpoint_url,
+                "client_kwargs": {"region_name": origin.region},
+            },
+        )
+        options = TransportOptions(cache_dir=Path(task.folder, "cache"), cache_size=4 * sum(task.shard_bytes))
+        self._transport = open_transport(options)
+        self._manifest = self._transport.open_dataset(spec)
+
+    def run(self, task: Task, meter: Meter) -> Measurement:
+        """Lease every shard once; the first lease counts as the first batch."""
+        with meter.phase("cold", page_cache="empty cache; the store's files in memory") as clock:
+            for shard in self._shards():
+                if clock.first_batch_s is None:
+                    clock.first_batch_s = clock.elapsed_s
+                clock.add(samples=int(self._manifest.num_samples[shard]), size_bytes=0)
+            clock.add(samples=0, size_bytes=task.expected.size_bytes)
+            clock.end_epoch()
+        configuration = {"daemon": "private, defaults; started and the data set opened before the clock"}
+        if self._idle_s:
+            configuration["at rest, one client connected"] = self._rest()
+        meter.verify(self._samples())
+        self._transport.close()
+        if self._idle_s:
+            configuration["at rest, no client"] = self._rest()
+        return meter.measurement(configuration)
+
+    def _shards(self) -> Iterator[int]:
+        import numpy as np
+
+        from cacheloader.transport.base import AccessPlan
+
+        rows = np.concatenate([[0], np.cumsum(self._manifest.num_samples)]).astype(np.int64)
+        shards = np.arange(len(self._manifest), dtype=np.int32)
+        self._transport.follow(AccessPlan(first_clock=rows[:-1], stop_clock=rows[1:], shard=shards, clock=0))
+        for shard in shards.tolist():
+            lease = self._transport.acquire(shard)
+            yield shard
+            lease.release()
+            self._transport.advance(int(rows[shard + 1]))
+
+    def _samples(self) -> Iterator[tuple[str, bytes]]:
+        for shard in range(len(self._manifest)):
+            lease = self._transport.acquire(shard)
+            with tarfile.open(fileobj=io.BytesIO(lease.read(0, lease.size_bytes))) as tar:
+                for member in tar:
+                    content: Any = tar.extractfile(member)
+                    yield member.name.partition(".")[0], content.read()
+            lease.release()
+
+    def _rest(self) -> str:
+        """Wake-ups a second of all threads of the daemon and its index process, and their CPU time."""
+        time.sleep(1.0)  # what the last call began has ended
+        before, switches = Snapshot.take(), self._switches()
+        time.sleep(self._idle_s)
+        after, more = Snapshot.take(), self._switches()
+        daemon = before.by_session(os.getpid())[1]
+        cpu_s = after.cpu_s(daemon) - before.cpu_s(daemon)
+        return f"{(more - switches) / self._idle_s:.2f} wake-ups/s and {cpu_s:.2f} s of CPU in {self._idle_s:g} s"
+
+    def _switches(self) -> int:
+        return sum(map(context_switches, Snapshot.take().by_session(os.getpid())[1]))

@@ -1,0 +1,187 @@
+"""Which shards stay, and that what is to stay does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cacheloader_daemon.plan import retention
+from cacheloader_daemon.plan.accesses import AccessTable, plan_digest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.daemon.plan.node import Node, key, shards
+
+NUM_SHARDS = 12
+
+
+def table(accesses: list[tuple[int, int, int]], *, num_shards: int = NUM_SHARDS) -> AccessTable:
+    rows = sorted(accesses)
+    first = np.array([row[0] for row in rows], dtype=np.int64)
+    stop = np.array([row[1] for row in rows], dtype=np.int64)
+    shard = np.array([row[2] for row in rows], dtype=np.int32)
+    return AccessTable(
+        digest=plan_digest(first, stop, shard),
+        first_clock=first,
+        stop_clock=stop,
+        shard=shard,
+        canonical=np.arange(num_shards, dtype=np.int32),
+        reserve_bytes=np.ones(num_shards, dtype=np.int64),
+    )
+
+
+def epochs(*orders: list[int], first: int = 0) -> AccessTable:
+    return table(
+        [
+            (10 * (len(order) * (first + epoch) + place), 10 * (len(order) * (first + epoch) + place + 1), shard)
+            for epoch, order in enumerate(orders)
+            for place, shard in enumerate(order)
+        ]
+    )
+
+
+ORDERS = [np.random.default_rng(seed).permutation(NUM_SHARDS).tolist() for seed in range(4)]
+
+
+def test_plans_of_one_rank_whose_workers_are_in_different_epochs_are_one_reading() -> None:
+    assert retention.is_same_scan(epochs(ORDERS[0], ORDERS[1]), epochs(ORDERS[1], ORDERS[2], first=1))
+    assert len(retention.scans([epochs(ORDERS[0], ORDERS[1]), epochs(ORDERS[1], ORDERS[2], first=1)])) == 1
+
+
+def test_two_jobs_with_seeds_of_their_own_share_what_both_read() -> None:
+    used = retention.scans([epochs(ORDERS[0], ORDERS[1]), epochs(ORDERS[2], ORDERS[3])])
+    assert len(used) == 2
+    together, is_shared = retention.union(used, np.ones(NUM_SHARDS, dtype=np.int64))
+    assert together.all()
+    assert is_shared
+
+
+def test_ranks_with_parts_of_their_own_share_nothing() -> None:
+    used = retention.scans([epochs([0, 1, 2, 3, 4], [3, 1, 2, 0, 4]), epochs([5, 6, 7, 8, 4], [8, 6, 4, 7, 5])])
+    assert not retention.union(used, np.ones(NUM_SHARDS, dtype=np.int64))[1]
+
+
+@given(
+    st.lists(st.booleans(), min_size=NUM_SHARDS, max_size=NUM_SHARDS),
+    st.lists(st.integers(1, 9), min_size=NUM_SHARDS, max_size=NUM_SHARDS),
+    st.integers(0, 60),
+    st.integers(0, 60),
+)
+def test_what_stays_is_used_fits_and_only_grows_with_the_budget(
+    used: list[bool], sizes: list[int], budget: int, more: int
+) -> None:
+    rank = np.random.default_rng(1).permutation(NUM_SHARDS)
+    reserve = np.array(sizes, dtype=np.int64)
+    kept = retention.chosen(np.array(used), rank=rank, reserve_bytes=reserve, budget_bytes=budget)
+    assert not (kept & ~np.array(used)).any()
+    assert reserve[kept].sum() <= budget
+    larger = retention.chosen(np.array(used), rank=rank, reserve_bytes=reserve, budget_bytes=budget + more)
+    assert not (kept & ~larger).any()
+
+
+def scan(node: Node, session: int, order: list[int], *, epoch: int, step: int = 10) -> None:
+    """Read one epoch shard by shard, everything ordered arriving at once."""
+    for place, shard in enumerate(order):
+        node.now_s += 1.0
+        node.demand(session, shard)
+        node.settle()
+        node.release(session, shard)
+        node.advance(session, step * (epoch * len(order) + place + 1))
+        node.settle()
+
+
+def two_epochs(*orders: list[int], epoch: int) -> list[tuple[int, int, int]]:
+    size = len(orders[0])
+    return [
+        (10 * (size * (epoch + later) + place), 10 * (size * (epoch + later) + place + 1), shard)
+        for later, order in enumerate(orders)
+        for place, shard in enumerate(order)
+    ]
+
+
+def test_one_reading_after_the_other_leaves_alone_what_is_to_stay() -> None:
+    orders = [np.random.default_rng(seed).permutation(40).tolist() for seed in range(6)]
+    node = Node(200, max_fetches=2, lookahead_bytes=20)
+    node.open(1, shards(*[10] * 40))
+    for epoch in range(5):
+        node.follow(1, two_epochs(orders[epoch], orders[epoch + 1], epoch=epoch), clock=10 * 40 * epoch)
+        kept = {shard for shard in range(40) if node.planner._horizon.is_kept(key(shard))}
+        assert len(kept) >= 40 * 0.5 - 2 - 1 - 1
+        evicted, fetched = len(node.evictions), len(node.fetches)
+        scan(node, 1, orders[epoch], epoch=epoch)
+        assert not kept & set(node.evictions[evicted:])
+        if epoch:
+            assert len(node.fetches) - fetched <= 20 + 2 + 1
+
+
+def test_space_that_nobody_needs_is_filled_once_a_session_reads() -> None:
+    node = Node(1000, max_fetches=8, lookahead_bytes=10)
+    node.open(1, shards(*[10] * 40))
+    order = list(range(40))
+    node.follow(1, two_epochs(order, order, epoch=0))
+    node.settle()
+    assert len(node.blobs) == 1, "a session that has read nothing may never read on"
+    node.demand(1, 0)
+    node.release(1, 0)
+    node.advance(1, 10)
+    node.settle()
+    assert len(node.blobs) == 40
+
+
+def test_filling_takes_no_space_that_something_else_has() -> None:
+    node = Node(100, resident=[(100 + place, 10) for place in range(6)], lookahead_bytes=10)
+    node.open(1, shards(*[10] * 40))
+    order = list(range(40))
+    node.follow(1, two_epochs(order, order, epoch=0))
+    scan(node, 1, order[:2], epoch=0)
+    assert not node.evictions or len(node.blobs) <= 10
+
+
+def test_lru_mode_ignores_plans() -> None:
+    node = Node(100, eviction="lru")
+    node.open(1, shards(*[10] * 40))
+    node.follow(1, two_epochs(list(range(40)), list(range(40)), epoch=0))
+    node.settle()
+    assert node.fetches == []
+    scan(node, 1, list(range(12)), epoch=0)
+    assert node.evictions == [0, 1], "the ones used longest ago, though they are not those needed last"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_victim_is_needed_sooner_than_what_takes_its_place(seed: int) -> None:
+    """For what is fetched ahead; who waits already needs his shard sooner than anybody."""
+    generator = np.random.default_rng(seed)
+    orders = [[generator.permutation(30).tolist() for _ in range(4)] for _ in range(2)]
+    node = Node(150, max_fetches=3, lookahead_bytes=30)
+    refs = shards(*[10] * 30)
+    for session in range(2):
+        node.open(session, refs)
+    clocks = [0, 0]
+
+    def next_row(session: int, shard: int, epoch: int) -> int:
+        rows = [
+            10 * (30 * (epoch + later) + place)
+            for later in range(2)
+            for place, of in enumerate(orders[session][epoch + later])
+            if of == shard
+        ]
+        return min((row for row in rows if row + 10 > clocks[session]), default=10**9) - clocks[session]
+
+    for epoch in range(2):
+        for session in range(2):
+            node.follow(session, two_epochs(*orders[session][epoch : epoch + 2], epoch=epoch), clock=300 * epoch)
+            clocks[session] = 300 * epoch
+        for place in range(30):
+            for session in range(2):
+                node.now_s += 0.5
+                shard = orders[session][epoch][place]
+                node.demand(session, shard)
+                node.settle()
+                node.release(session, shard)
+                clocks[session] = 300 * epoch + 10 * (place + 1)
+                evicted, fetched = len(node.evictions), len(node.fetches)
+                node.advance(session, clocks[session])
+                ahead = node.fetches[fetched:]
+                for victim in node.evictions[evicted:]:
+                    until = min(next_row(one, victim, epoch) for one in range(2))
+                    assert all(min(next_row(one, new, epoch) for one in range(2)) < until for new in ahead)
+                node.settle()
