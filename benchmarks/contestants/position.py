@@ -38,6 +38,8 @@ class MadeUpSource:
         manifest: The shards.
     """
 
+    is_ranges = False
+
     def __init__(self, manifest: Any) -> None:
         self.manifest = manifest
         self.digest = manifest.digest

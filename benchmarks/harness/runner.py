@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CALM_BUSY_CORES = 0.3
 _CALM_LOOK_S = 0.5
 _LOG_TAIL_BYTES = 4000
+_COMPILED = "compiled"
 _LEAVE_S = 5.0
 _PAUSE_S = 0.02
 _PR_SET_CHILD_SUBREAPER = 36
@@ -98,16 +99,22 @@ class Runner:
         Raises:
             RunFailed: Any of them failed; a report without it would mislead.
         """
-        for number in range(repeats):
-            measured: dict[str, Measurement] = {}
-            for place, entry in enumerate(entries):
-                for noisy in range(self._noisy_retries + 1):
-                    run = self._run_one(entry, self._folder / f"round-{number}-run-{place}")
-                    measured[entry.label] = replace(run, noisy_before=noisy)
-                    if run.other_cores <= NOISY_CORES:
-                        break
-                self._say(f"[{number + 1}/{repeats}] {_line(entry.label, measured[entry.label])}")
-            yield measured
+        try:
+            for number in range(repeats):
+                yield self._round(entries, number, f"[{number + 1}/{repeats}]")
+        finally:
+            shutil.rmtree(self._folder / _COMPILED, ignore_errors=True)
+
+    def _round(self, entries: Sequence[Entry], number: int, mark: str) -> dict[str, Measurement]:
+        measured: dict[str, Measurement] = {}
+        for place, entry in enumerate(entries):
+            for noisy in range(self._noisy_retries + 1):
+                run = self._run_one(entry, self._folder / f"round-{number}-run-{place}")
+                measured[entry.label] = replace(run, noisy_before=noisy)
+                if run.other_cores <= NOISY_CORES:
+                    break
+            self._say(f"{mark} {_line(entry.label, measured[entry.label])}")
+        return measured
 
     def _run_one(self, entry: Entry, home: Path) -> Measurement:
         home.mkdir(parents=True)
@@ -137,7 +144,7 @@ class Runner:
         code = os.pathsep.join([str(ROOT), str(ROOT / "daemon")])
         environment |= {"PYTHONPATH": code, "HOME": str(home), "TMPDIR": str(home)}
         # As installed, where modules lie there compiled: else each start of a daemon would compile its own.
-        environment |= {"PYTHONPYCACHEPREFIX": str(self._folder / "compiled")}
+        environment |= {"PYTHONPYCACHEPREFIX": str(self._folder / _COMPILED)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(
