@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Self
 
 import uvloop
@@ -19,12 +20,11 @@ from cacheloader.origin.environment import forget_store_variables
 from cacheloader.origin.slots import TransferSlots
 from cacheloader.origin.transfer import TransferLimits
 from cacheloader.protocol.messages import Welcome
-from cacheloader.quantity import format_size, parse_size
+from cacheloader.quantity import format_size
 from cacheloader_daemon.account import Account
 from cacheloader_daemon.datasets import Datasets
 from cacheloader_daemon.disk import DiskThreads
 from cacheloader_daemon.fetch import Fetcher
-from cacheloader_daemon.lock import DirectoryLock
 from cacheloader_daemon.metrics import MetricsServer, bind_loopback
 from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
@@ -37,7 +37,7 @@ from cacheloader_daemon.server.listener import Admission, bind, inherited_from_s
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
 from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics, seen_by
-from cacheloader_daemon.store import Store
+from cacheloader_daemon.storage import open_pool, scrubbing
 from cacheloader_daemon.tenants import Tenant, Visitor, tenant_of
 
 if TYPE_CHECKING:
@@ -46,11 +46,9 @@ if TYPE_CHECKING:
     from cacheloader.fdpass import PeerCredentials
     from cacheloader_daemon.config import DaemonConfig
     from cacheloader_daemon.server.connection import Connection
+    from cacheloader_daemon.store import Pool, Scrubber, Survey
 
 log = logging.getLogger(__name__)
-
-DEFAULT_SHARE = 0.75
-"""Part of what is free that the cache may take if nobody says: the job writes checkpoints and logs there too."""
 
 DRAIN_TIMEOUT_S = 10.0
 """After this the process ends as it is; the store is made for that."""
@@ -80,32 +78,33 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
     _raise_descriptor_limit()
     config.priority.take()
     os.umask(0o077)
-    with DirectoryLock(config.cache_dir):
-        quota_bytes = _quota_bytes(config)
-        store = Store.open(config.cache_dir, quota_bytes=quota_bytes)
+    with ExitStack() as stack:
+        pool = stack.enter_context(open_pool(config))
+        scrubber = stack.enter_context(scrubbing(pool, config))
         # Started when the daemon begins to leave. A thread and no timer of the loop: the loop may be what hangs, and it
         # is gone when the store is closed.
         last_resort = threading.Timer(DRAIN_TIMEOUT_S, _give_up)
         last_resort.daemon = True
         try:
-            overhead_bytes = store.overhead_bytes()
-            if overhead_bytes >= quota_bytes:
+            survey = pool.survey()
+            if survey.overhead_bytes >= pool.quota_bytes:
                 raise QuotaTooSmall(
-                    f"cache_size={quota_bytes} ({format_size(quota_bytes)}) leaves no room for shards: the index, logs "
-                    f"and manifests in {config.cache_dir} take {overhead_bytes} bytes; allow several shards more"
+                    f"cache_size={pool.quota_bytes} ({format_size(pool.quota_bytes)}) leaves no room for shards: the "
+                    f"index, logs and manifests in {config.cache_dir} take {survey.overhead_bytes} bytes; allow "
+                    "several shards more"
                 )
             with _Sockets(config) as sockets, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 daemon = _Daemon(
                     config,
-                    store=store,
+                    pool=pool,
+                    scrubber=scrubber,
+                    survey=survey,
                     sockets=sockets,
-                    quota_bytes=quota_bytes,
-                    overhead_bytes=overhead_bytes,
                     last_resort=last_resort,
                 )
                 runner.run(daemon.run(is_ready))
         finally:
-            store.close()
+            stack.close()
             last_resort.cancel()
 
 
@@ -118,21 +117,6 @@ def _client_rights(config: DaemonConfig) -> ClientRights | None:
         profiles=config.allow_profiles,
         endpoints=frozenset(config.allowed_endpoints),
     )
-
-
-def _quota_bytes(config: DaemonConfig) -> int:
-    if config.cache_size != "":
-        return parse_size(config.cache_size, name="cache_size")
-    from cacheloader_daemon.store.space import tree_bytes
-
-    # What the cache holds already is free for it to use; else every restart would shrink it.
-    fd = os.open(config.cache_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        file_system = os.fstatvfs(fd)
-        own_bytes = tree_bytes(".", dir_fd=fd)
-    finally:
-        os.close(fd)
-    return int(DEFAULT_SHARE * (file_system.f_bavail * file_system.f_frsize + own_bytes))
 
 
 def _raise_descriptor_limit() -> None:
@@ -169,18 +153,18 @@ class _Daemon:
         self,
         config: DaemonConfig,
         *,
-        store: Store,
+        pool: Pool,
+        scrubber: Scrubber | None,
+        survey: Survey,
         sockets: _Sockets,
-        quota_bytes: int,
-        overhead_bytes: int,
         last_resort: threading.Timer,
     ) -> None:
         self._last_resort = last_resort
         self._config = config
-        self._store = store
+        self._pool = pool
+        self._scrubber = scrubber
+        self._survey = survey
         self._sockets = sockets
-        self._quota_bytes = quota_bytes
-        self._overhead_bytes = overhead_bytes
         self._account = Account()
         self._stopping = asyncio.Event()
         self._idle: asyncio.TimerHandle | None = None
@@ -201,9 +185,10 @@ class _Daemon:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._runtime = runtime = self._build_runtime(tasks, quick, bulk)
+                self._pool.listen(self._vanished)
                 self._datasets = datasets = Datasets(
                     runtime=runtime,
-                    store=self._store,
+                    store=self._pool,
                     disk=quick,
                     shards_in_flight=self._config.max_fetches,
                     rights=_client_rights(self._config),
@@ -226,12 +211,16 @@ class _Daemon:
                 runtime.stop()
         finally:
             self._begin_to_leave()
+            self._pool.listen(lambda _: None)
             await metrics.aclose()
             if datasets is not None:
                 await datasets.aclose()
             await preparers.aclose()
             quick.close()
             bulk.close()
+
+    def _vanished(self, keys: list[bytes]) -> None:
+        self._loop.call_soon_threadsafe(self._runtime.vanished, keys)
 
     def _begin_to_leave(self) -> None:
         if self._last_resort.ident is None:
@@ -240,13 +229,14 @@ class _Daemon:
     def _build_runtime(self, tasks: asyncio.TaskGroup, quick: DiskThreads, bulk: DiskThreads) -> Runtime:
         config = self._config
         planner = Planner(
-            PlannerOptions(quota_bytes=self._quota_bytes, max_fetches=config.max_fetches),
-            resident=[(blob.key, blob.used_bytes) for blob in self._store.resident()],
-            overhead_bytes=self._overhead_bytes,
+            PlannerOptions(quota_bytes=self._pool.quota_bytes, max_fetches=config.max_fetches),
+            resident=[(blob.key, blob.used_bytes) for blob in self._pool.resident()],
+            overhead_bytes=self._survey.overhead_bytes + self._pool.leftover_bytes,
         )
+        planner.set_room(self._survey.limit_bytes, takes_shards=self._survey.takes_shards)
         self._slots = TransferSlots(max_bytes=config.max_transfer_bytes, max_requests=config.max_range_requests)
         fetcher = Fetcher(
-            store=self._store,
+            store=self._pool,
             preparers=self._preparers,
             slots=self._slots,
             limits=TransferLimits(part_bytes=config.range_bytes),
@@ -259,6 +249,7 @@ class _Daemon:
             account=self._account,
             tasks=tasks,
             max_memory_bytes=config.max_memory_bytes,
+            overhead_bytes=self._survey.overhead_bytes,
             proofs=None if config.private else Proofs(self._loop.time),
         )
 
@@ -285,7 +276,7 @@ class _Daemon:
             version=version,
             daemon=f"cacheloader {cacheloader.__version__}",
             pid=os.getpid(),
-            quota_bytes=self._quota_bytes,
+            quota_bytes=self._pool.quota_bytes,
         )
 
     def _open_session(self, connection: Connection) -> Session:
@@ -338,7 +329,12 @@ class _Daemon:
         account = self._account
         is_sick = account.disk_trouble_s is not None and self._loop.time() - account.disk_trouble_s < DEGRADED_S
         troubles = self._runtime.origin_troubles()
-        degraded = {"disk": is_sick, "origin": bool(troubles)}
+        plan, directories = self._runtime.plan_statistics(), tuple(self._pool.status())
+        degraded = {
+            "disk": is_sick or any(one.condition != "well" for one in directories),
+            "space": plan.quota_bytes < self._pool.quota_bytes,
+            "origin": bool(troubles),
+        }
         return DaemonStatus(
             version=cacheloader.__version__,
             pid=os.getpid(),
@@ -350,7 +346,9 @@ class _Daemon:
             connections=self._server.num_connections,
             degraded=tuple(reason for reason, holds in degraded.items() if holds),
             workers_lost=self._preparers.num_lost,
-            plan=self._runtime.plan_statistics(),
+            plan=plan,
+            directories=directories,
+            scrubbed_bytes=self._scrubber.num_bytes if self._scrubber is not None else 0,
             transfers=self._slots.statistics(),
             origin_troubles=troubles,
             account=account.record(),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cacheloader.errors import ConfigError
 from cacheloader.quantity import format_size, parse_size
 from cacheloader_daemon.priority import Priority
+from cacheloader_daemon.room import Floors
 from cacheloader_daemon.tenants import Tenant
 
 if TYPE_CHECKING:
@@ -26,8 +27,17 @@ class DaemonConfig:
 
     Attributes:
         cache_dir: Directory of the cache; it belongs to the daemon and is made if it is missing.
-        cache_size: Bytes the cache may hold, or text such as ``"200GiB"``; "" means 75 % of what the file system has
-            free (with what the cache already holds).
+        cache_dirs: Directories on several disks that make one cache, instead of ``cache_dir``, which is then the first
+            of them; for a shared daemon.
+        cache_size: Bytes the cache may hold, or text such as ``"200GiB"``; "" means 75 % of what the file systems have
+            free (with what the cache already holds). Several directories share it by the room that they have.
+        min_free_size: Bytes that the cache leaves free on each of its disks, whoever else fills them.
+        min_free_share: Part of each disk, and of its inodes, that the cache leaves free; the larger of both counts.
+        verify_on_lease: Whether a shard is compared with its checksum each time that it is handed out, and not only
+            after power has failed. Costs a pass over its bytes.
+        scrub_interval_s: Time in which every shard in the cache is read once and compared with its checksum; 0 means
+            never. A week is gentle: 12 MB/s for 7 TB.
+        scrub_rate: Bytes a second at which a shard is read for that.
         socket: Where clients connect; ``daemon.sock`` in ``cache_dir`` if not given.
         private: Started by one user's training process, for that user alone: ``Stop`` is obeyed, and the daemon
             leaves when it is idle.
@@ -68,7 +78,13 @@ class DaemonConfig:
     """
 
     cache_dir: Path
+    cache_dirs: tuple[Path, ...] = ()
     cache_size: int | str = ""
+    min_free_size: int | str = 0
+    min_free_share: float = 0.01
+    verify_on_lease: bool = False
+    scrub_interval_s: float = 0.0
+    scrub_rate: int | str = "64MiB"
     socket: Path | None = None
     private: bool = False
     idle_timeout_s: float | None = None
@@ -101,6 +117,11 @@ class DaemonConfig:
     def __post_init__(self) -> None:
         if self.cache_size != "" and parse_size(self.cache_size, name="cache_size") == 0:
             raise ConfigError(f"cache_size={self.cache_size!r} leaves no room; pass bytes, or leave it out")
+        self._check_directories()
+        if self.scrub_bytes_per_s < 2**20:
+            raise ConfigError(f"scrub_rate={self.scrub_rate!r} is below 1MiB; pass at least that a second")
+        if not 0 <= self.scrub_interval_s < float("inf"):
+            raise ConfigError(f"scrub_interval_s={self.scrub_interval_s} is no number of seconds; pass 0 for never")
         if self.range_bytes < 2**16:
             raise ConfigError(f"range_size={self.range_size!r} is below 64KiB; pass at least that")
         if self.max_transfer_bytes < self.range_bytes:
@@ -136,6 +157,18 @@ class DaemonConfig:
         if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
             raise ConfigError(f"log_level={self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR")
 
+    def _check_directories(self) -> None:
+        if not self.cache_dirs:
+            object.__setattr__(self, "cache_dirs", (self.cache_dir,))
+        if self.cache_dirs[0] != self.cache_dir or len(set(self.cache_dirs)) < len(self.cache_dirs):
+            raise ConfigError(
+                f"cache_dirs={[str(path) for path in self.cache_dirs]} names a directory twice, or does not begin with "
+                f"cache_dir={str(self.cache_dir)!r}; name each once, and give cache_dirs alone"
+            )
+        if self.private and len(self.cache_dirs) > 1:
+            raise ConfigError("cache_dirs is for a shared daemon; a private one has its one cache_dir")
+        _ = self.floors
+
     def _check_tenants(self) -> None:
         names = [tenant.name for tenant in self.tenants]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -157,6 +190,23 @@ class DaemonConfig:
     def max_bytes_per_s(self) -> int:
         """Bytes a second asked of origins; 0 means no limit."""
         return 0 if self.max_bandwidth == "" else parse_size(self.max_bandwidth, name="max_bandwidth")
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes the cache may hold; ``None`` for a part of what its disks have free."""
+        return None if self.cache_size == "" else parse_size(self.cache_size, name="cache_size")
+
+    @property
+    def floors(self) -> Floors:
+        """What the cache leaves free for others."""
+        return Floors(
+            min_free_bytes=parse_size(self.min_free_size, name="min_free_size"), min_free_share=self.min_free_share
+        )
+
+    @property
+    def scrub_bytes_per_s(self) -> int:
+        """Bytes a second at which a shard is read to find damage."""
+        return parse_size(self.scrub_rate, name="scrub_rate")
 
     @property
     def range_bytes(self) -> int:
@@ -204,9 +254,13 @@ class DaemonConfig:
             raise ConfigError(
                 f"{source} has the unknown option {unknown[0]!r}; the options are {', '.join(sorted(known))}"
             )
-        if "cache_dir" not in options:
-            raise ConfigError(f"{source} names no cache_dir; give the directory that the cache may use")
         values = {name: _converted(name, value, source) for name, value in options.items()}
+        if values.get("cache_dirs"):
+            if "cache_dir" in values:
+                raise ConfigError(f"{source} names both cache_dir and cache_dirs; give one of them")
+            values["cache_dir"] = values["cache_dirs"][0]
+        if "cache_dir" not in values:
+            raise ConfigError(f"{source} names no cache_dir; give the directory that the cache may use")
         return cls(**values)
 
     @staticmethod
@@ -231,7 +285,13 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "cache_dir": (str, Path),
+    "cache_dirs": (list, tuple),
     "cache_size": (int, str),
+    "min_free_size": (int, str),
+    "min_free_share": (int, float),
+    "verify_on_lease": (bool,),
+    "scrub_interval_s": (int, float),
+    "scrub_rate": (int, str),
     "socket": (str, Path),
     "private": (bool,),
     "allow_all_users": (bool,),
@@ -261,6 +321,11 @@ def _converted(name: str, value: object, source: str) -> Any:
         raise ConfigError(f"{source}: {name}={value!r} is no {expected}")
     if name in {"cache_dir", "socket"}:
         return Path(str(value)).expanduser().absolute()
+    if name == "cache_dirs":
+        paths = list(value) if isinstance(value, list | tuple) else []
+        if not paths or not all(isinstance(path, str | Path) and str(path) for path in paths):
+            raise ConfigError(f'{source}: cache_dirs={value!r} is no list of directories such as ["/nvme0/cache"]')
+        return tuple(Path(str(path)).expanduser().absolute() for path in paths)
     if name in {"allowed_uids", "allowed_gids"}:
         ids = list(value) if isinstance(value, list | tuple) else []
         if not all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in ids):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cacheloader.origin.base import ObjectInfo, Origin
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.runtime import Runtime
-    from cacheloader_daemon.store import Store
+    from cacheloader_daemon.store import Pool
     from cacheloader_daemon.tenants import Visitor
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class CacheCounter:
         *,
         format_name: str,
         runtime: Runtime,
-        store: Store,
+        store: Pool,
         disk: DiskThreads,
         shards_in_flight: int,
         realm: str = "",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.rights import ClientRights
     from cacheloader_daemon.runtime import Runtime
-    from cacheloader_daemon.store import Store
+    from cacheloader_daemon.store import Pool
     from cacheloader_daemon.tenants import Visitor
 
     Tell = Callable[[str, int, int], None]
@@ -105,7 +105,7 @@ class Datasets:
     """
 
     def __init__(
-        self, *, runtime: Runtime, store: Store, disk: DiskThreads, shards_in_flight: int, rights: ClientRights | None
+        self, *, runtime: Runtime, store: Pool, disk: DiskThreads, shards_in_flight: int, rights: ClientRights | None
     ) -> None:
         self._rights = rights
         self._runtime = runtime

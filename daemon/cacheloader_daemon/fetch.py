@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.prepare import Prepared, Preparers
     from cacheloader_daemon.shards import ShardSource
-    from cacheloader_daemon.store import Incoming, Store
+    from cacheloader_daemon.store import Incoming, Pool, Survey
 
 MAX_MEMORY_FETCHES = 4
 """Shards brought into memory at once; how many bytes may be held there, ``memory`` says."""
@@ -49,7 +49,7 @@ class Fetcher:
     def __init__(
         self,
         *,
-        store: Store,
+        store: Pool,
         preparers: Preparers,
         slots: TransferSlots,
         limits: TransferLimits,
@@ -170,7 +170,7 @@ class Fetcher:
             )
 
         # A blob that has to be verified is read whole, which must not keep others from being opened.
-        threads = self._bulk if self._store.is_suspect(key) else self._quick
+        threads = self._bulk if self._store.is_slow(key) else self._quick
         return await threads.take(open_blob, discard=ShardLease.close)
 
     async def evict(self, key: bytes) -> None:
@@ -181,13 +181,18 @@ class Fetcher:
         """
         await self._quick.run(self._store.evict, key)
 
-    async def overhead_bytes(self) -> int:
-        """What the cache directory holds besides blobs and downloads.
+    async def survey(self) -> Survey:
+        """What the cache's disks can do now."""
+        return await self._quick.run(self._store.survey)
 
-        Raises:
-            DiskTrouble: It cannot be measured.
-        """
-        return await self._quick.run(self._store.overhead_bytes)
+    @property
+    def leftover_bytes(self) -> int:
+        """What damaged blobs take that are kept, and files that a disk did not let us unlink."""
+        return self._store.leftover_bytes
+
+    def has(self, key: bytes) -> bool:
+        """Whether the store knows a blob."""
+        return key in self._store
 
     async def _transfer(
         self, source: ShardSource, write: Callable[[int, Bytes], Awaitable[None]], urgency: Urgency

@@ -89,6 +89,7 @@ class Runtime:
         tasks: Owner of every task; it has to be entered already.
         max_memory_bytes: Bytes of shards that may be served past the cache at once.
         proofs: Who may read what; ``None`` where all clients have the same rights.
+        overhead_bytes: What the cache held besides blobs when it was opened.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Runtime:
         tasks: asyncio.TaskGroup,
         max_memory_bytes: int,
         proofs: Proofs | None = None,
+        overhead_bytes: int = 0,
     ) -> None:
         self.account = account
         self._planner = planner
@@ -128,6 +130,7 @@ class Runtime:
         self._lost: set[bytes] = set()
         self._let_in: dict[str, int] = {}
         self._measured_s = 0.0
+        self._overhead_bytes = overhead_bytes
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s: float | None = None
 
@@ -283,6 +286,8 @@ class Runtime:
         try:
             while self._events:
                 next_event = self._events.popleft()
+                if isinstance(next_event, events.Dropped):
+                    self._count_leftovers()
                 now_s = self._loop.time()
                 planner = self._planner
                 self._carry_out_all(planner.wake(now_s) if next_event is None else planner.handle(next_event, now_s))
@@ -322,6 +327,8 @@ class Runtime:
                     wait = self._waits.take(effect.session, effect.request)
                     if wait is not None:
                         self._memory.serve(wait)
+                        # A disk that took nothing may do so again, and only who looks finds out.
+                        self.measure_overhead()
                 case effects.Refuse():
                     wait = self._waits.take(effect.session, effect.request)
                     if wait is not None:
@@ -368,10 +375,24 @@ class Runtime:
             self.spawn(self._measure())
 
     async def _measure(self) -> None:
-        try:
-            self._planner.set_overhead(await self._fetcher.overhead_bytes())
-        except DiskTrouble as error:
-            log.warning("the cache directory cannot be measured: %s", error)
+        survey = await self._fetcher.survey()
+        self._overhead_bytes = survey.overhead_bytes
+        self._planner.set_room(survey.limit_bytes, takes_shards=survey.takes_shards)
+        self._count_leftovers()
+        self._tell(None)
+
+    def _count_leftovers(self) -> None:
+        """A damaged blob that is kept counts before the planner hears that it is no longer one."""
+        self._planner.set_overhead(self._overhead_bytes + self._fetcher.leftover_bytes)
+
+    def vanished(self, keys: Iterable[bytes]) -> None:
+        """Blobs are gone that nobody asked for: found damaged by the scrub, or their disk is gone."""
+        for key in keys:
+            # Who found it at the same time as a reader may come second, and then it may even be there again.
+            if key not in self._lost and self._planner.is_resident(key) and not self._fetcher.has(key):
+                self._lost.add(key)
+                self._tell(events.Dropped(key=key))
+        self.measure_overhead()
 
     async def _evict(self, key: bytes) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.arrivals import OriginTrouble
     from cacheloader_daemon.plan.options import PlannerStatistics
     from cacheloader_daemon.runtime import SessionRecord
+    from cacheloader_daemon.store import DirectoryStatus
     from cacheloader_daemon.tenants import Visitor
 
 
@@ -35,7 +37,9 @@ class DaemonStatus:
         connections: Clients connected now.
         degraded: Why the cache does less than it should; empty if it does not.
         workers_lost: Index workers that ended before they answered.
-        plan: What the cache holds, and what was decided.
+        plan: What the cache holds, and what was decided; its quota is what the disks allow now.
+        directories: The cache's directories, and how each of them is.
+        scrubbed_bytes: Bytes of the cache that were read again to find damage.
         transfers: Requests to origins now.
         origin_troubles: Stores that have failed since they last delivered a shard.
         account: Counters since the start.
@@ -53,13 +57,17 @@ class DaemonStatus:
     degraded: tuple[str, ...]
     workers_lost: int
     plan: PlannerStatistics
+    directories: tuple[DirectoryStatus, ...]
+    scrubbed_bytes: int
     transfers: SlotStatistics
     origin_troubles: tuple[OriginTrouble, ...]
     account: AccountRecord
     sessions: tuple[SessionRecord, ...]
 
 
-DEGRADED_REASONS = ("disk", "origin")
+DEGRADED_REASONS = ("disk", "origin", "space")
+
+CONDITIONS = ("well", "read-only", "failing", "gone", "unusable")
 
 MAX_SESSIONS = 1000
 
@@ -97,6 +105,29 @@ def as_metrics(status: DaemonStatus) -> str:
         by("reason", {reason: int(reason in status.degraded) for reason in DEGRADED_REASONS}),
     )
     text.counter("cacheloader_disk_troubles_total", "Failed calls to the cache's disk.", account.disk_troubles)
+    conditions = Counter(one.condition for one in status.directories)
+    text.gauge(
+        "cacheloader_cache_directories",
+        "Directories of the cache, by what they do.",
+        by("condition", {condition: conditions[condition] for condition in CONDITIONS}),
+    )
+    stores = [one.store for one in status.directories if one.store is not None]
+    text.counter(
+        "cacheloader_damaged_blobs_total",
+        "Shards whose bytes on disk were found to be others than were stored, or unreadable.",
+        sum(store.damaged for store in stores),
+    )
+    text.gauge(
+        "cacheloader_suspect_shards",
+        "Shards that are verified before they are used, since power has failed.",
+        sum(store.suspect_blobs for store in stores),
+    )
+    text.gauge(
+        "cacheloader_quarantine_bytes",
+        "Damaged shards that are kept for inspection.",
+        sum(store.quarantined_bytes for store in stores),
+    )
+    text.counter("cacheloader_scrubbed_bytes_total", "Bytes read again to find damage.", status.scrubbed_bytes)
     text.counter("cacheloader_index_workers_lost_total", "Index workers that died at work.", status.workers_lost)
 
     text.counter("cacheloader_cache_hits_total", "Shards that were in the cache when asked for.", plan.hits)

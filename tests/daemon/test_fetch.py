@@ -24,7 +24,7 @@ class UnreadableIndex:
         self._folder = folder
         self.threads: list[str] = []
 
-    def is_suspect(self, key: bytes) -> bool:
+    def is_slow(self, key: bytes) -> bool:
         return key == b"s" * 16
 
     def lease(self, key: bytes) -> LeasedFiles:

@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from cacheloader_daemon.lease import ShardLease
+from cacheloader_daemon.store import Survey
 
 from cacheloader import fdpass
 
@@ -22,6 +23,8 @@ class ScriptedFetcher:
         self.log: list[tuple[str, bytes]] = []
         self.promoted: list[bytes] = []
         self.origins: list[object] = []
+        self.gone: set[bytes] = set()
+        self.now = Survey(limit_bytes=2**60, overhead_bytes=0, takes_shards=True)
 
     def end(self, name: str, key: bytes, outcome: object) -> None:
         """Let the call return ``outcome``, or raise it if it is an exception."""
@@ -47,8 +50,13 @@ class ScriptedFetcher:
     async def evict(self, key: bytes) -> None:
         await self._call("evict", key)
 
-    async def overhead_bytes(self) -> int:
-        return 0
+    leftover_bytes = 0
+
+    def has(self, key: bytes) -> bool:
+        return key not in self.gone
+
+    async def survey(self) -> Survey:
+        return self.now
 
     async def _call(self, name: str, key: bytes) -> Any:
         call = asyncio.get_running_loop().create_future()

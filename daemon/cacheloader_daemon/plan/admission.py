@@ -64,6 +64,8 @@ class Admission:
         self.num_memory_serves = 0
         self.unused_prefetch_bytes = 0
         self.prefetch_rests_until_s = 0.0
+        self.takes_shards = True
+        """Whether the disk can take any; what it holds is kept while it cannot."""
         self._options = options
         self._holdings = holdings
         self._horizon = horizon
@@ -97,6 +99,10 @@ class Admission:
     def run(self, now_s: float, effects: list[Effect]) -> None:
         """Begin what can begin; appends to ``effects``."""
         self._claimed_bytes = 0
+        if not self.takes_shards:
+            for shard in list(self._holdings.queue.values()):
+                self.serve_from_memory(shard, len(shard.waits), now_s, effects)
+            return
         self._shed(now_s, effects)
         if self._holdings.queue:
             self._start_demands(now_s, effects)

@@ -6,7 +6,8 @@ from __future__ import annotations
 class Ledger:
     """Bytes by purpose. Resident, reserved, evicting, unlinked and overhead bytes together stay within the quota.
 
-    Only what is found on disk may exceed it: blobs of an earlier start under a larger quota, and overhead that grew.
+    Only what is found on disk may exceed it: blobs of an earlier start or hour under a larger quota, and overhead that
+    grew.
     Nothing is reserved then until enough has been evicted.
 
     Args:
@@ -58,6 +59,11 @@ class Ledger:
     def set_overhead(self, overhead_bytes: int) -> None:
         """What the cache directory holds besides blobs, measured again."""
         self.overhead_bytes = overhead_bytes
+        self._found_excess_bytes = max(0, -self.free_bytes)
+
+    def set_quota(self, quota_bytes: int) -> None:
+        """The bound, as it is from now on; what is there already may exceed it."""
+        self.quota_bytes = quota_bytes
         self._found_excess_bytes = max(0, -self.free_bytes)
 
     def reserve(self, reserve_bytes: int) -> None:

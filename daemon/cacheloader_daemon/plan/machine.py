@@ -128,6 +128,19 @@ class Planner:
         """What the cache directory holds besides blobs, measured again; evictions follow with the next event."""
         self._ledger.set_overhead(overhead_bytes)
 
+    def set_room(self, quota_bytes: int, *, takes_shards: bool) -> None:
+        """What the disks allow now: a quota up to that of the options, and whether anything can be put there at all.
+
+        What follows from it comes with the next event. Plans are still measured by the quota of the options: what does
+        not fit for a while is served from memory.
+        """
+        self._ledger.set_quota(min(quota_bytes, self._options.quota_bytes))
+        self._admission.takes_shards = takes_shards
+
+    def is_resident(self, key: bytes) -> bool:
+        """Whether a shard is a blob that nobody has chosen as victim."""
+        return self._holdings.state(key) is ShardState.RESIDENT
+
     def working_set(self, plan: PlanFollowed) -> WorkingSet:
         """The most that ``plan`` needs at one moment; ask before the plan is reported, and refuse one that cannot fit.
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import google_crc32c
 
 from cacheloader_daemon.store import space
-from cacheloader_daemon.store.folders import ensure_folder, unlink_if_there
+from cacheloader_daemon.store.folders import ensure_folder, sync_file_system, unlink_if_there
 from cacheloader_daemon.store.names import BlobName, folder_of, temporary_name
 from cacheloader_daemon.store.trouble import DiskTrouble, disk_trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from cacheloader_daemon.store.incoming import Incoming
 
@@ -22,7 +22,21 @@ _CHECK_BYTES = 2**20
 
 
 class BlobGone(Exception):
-    """A file is missing, is not as long as its name says, cannot be read, or holds other bytes than were stored."""
+    """A file is missing, is not as long as its name says, cannot be read, or holds other bytes than were stored.
+
+    Args:
+        what: What is wrong.
+        error: What the operating system said, if it said something.
+    """
+
+    def __init__(self, what: str, error: OSError | None = None) -> None:
+        super().__init__(what)
+        self.error = error
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is nothing left to look at."""
+        return self.error is not None and self.error.errno == errno.ENOENT
 
 
 class BlobFiles:
@@ -35,7 +49,7 @@ class BlobFiles:
 
     def __init__(self, blobs_fd: int, *, block_bytes: int) -> None:
         self._blobs_fd = blobs_fd
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
 
     def open_folder(self, key: bytes) -> int:
         """A descriptor of the folder for ``key``, made if it is missing; owned by the caller."""
@@ -105,20 +119,38 @@ class BlobFiles:
             os.close(data_fd)
             raise
 
-    def verify(self, name: BlobName) -> None:
+    def verify(self, name: BlobName, sum_up: Callable[[int, int], int] | None = None) -> None:
         """Compare both files with the checksums in their name.
+
+        Args:
+            name: The blob.
+            sum_up: Gives the CRC32C of an open file of a length; ``None`` for reading it as fast as it goes.
 
         Raises:
             BlobGone: They differ, or cannot be read.
         """
         data_fd, index_fd = self.open(name)
         try:
-            found = _crc32c(data_fd, name.size_bytes), _crc32c(index_fd, name.index_bytes)
+            sum_up = sum_up or _crc32c
+            found = sum_up(data_fd, name.size_bytes), sum_up(index_fd, name.index_bytes)
+        except OSError as error:
+            raise BlobGone(f"blobs/{name.folder}/{name.data} cannot be read: {error.strerror}", error) from error
         finally:
             os.close(data_fd)
             os.close(index_fd)
         if found != (name.crc32c, name.index_crc32c):
             raise BlobGone(f"blobs/{name.folder}/{name.data} or its index does not hold the bytes that were stored")
+
+    def stamp_ns(self, name: BlobName) -> int:
+        """The time stamp that the blob was published with.
+
+        Raises:
+            BlobGone: It cannot be looked at.
+        """
+        try:
+            return os.stat(f"{name.folder}/{name.data}", dir_fd=self._blobs_fd, follow_symlinks=False).st_mtime_ns
+        except OSError as error:
+            raise BlobGone(f"blobs/{name.folder}/{name.data}: {error.strerror}", error) from error
 
     def used_bytes(self, name: BlobName) -> int:
         """What the blob takes on disk; a file that is gone takes nothing."""
@@ -132,7 +164,7 @@ class BlobFiles:
 
     def reserve_bytes(self, size_bytes: int) -> int:
         """What has to be reserved for a shard of ``size_bytes``."""
-        return space.reserve_bytes(size_bytes, block_bytes=self._block_bytes)
+        return space.reserve_bytes(size_bytes, block_bytes=self.block_bytes)
 
     def remove(self, name: BlobName) -> int:
         """Unlink both files; returns the bytes they took, which are free once nobody has them open."""
@@ -142,15 +174,31 @@ class BlobFiles:
                 unlink_if_there(f"{name.folder}/{file}", dir_fd=self._blobs_fd)
             return used_bytes
 
+    def probe(self) -> None:
+        """Make a file, bring it to the disk and remove it."""
+        temporary = temporary_name(bytes(16))
+        try:
+            _write_file(temporary, b"probe", self._blobs_fd)
+            self._sync(temporary, os.O_RDONLY)
+        finally:
+            unlink_if_there(temporary, dir_fd=self._blobs_fd)
+
     def remove_rubbish(self, rubbish: Iterable[tuple[str, str]]) -> None:
         """Unlink files by (folder, name)."""
         for folder, file in rubbish:
             unlink_if_there(f"{folder}/{file}", dir_fd=self._blobs_fd)
 
-    def flush(self, names: Iterable[BlobName]) -> None:
-        """Bring blobs to the disk, with their names; those that are gone do not matter."""
-        folders = set()
+    def flush(self, names: Iterable[BlobName] | None) -> None:
+        """Bring blobs to the disk, with their names; those that are gone do not matter.
+
+        Args:
+            names: Which; ``None`` for all, and whatever else lies on their file system.
+        """
         with disk_trouble("flushing shards", "blobs"):
+            if names is None:
+                sync_file_system(self._blobs_fd)
+                return
+            folders = set()
             for name in names:
                 for file in (name.data, name.index):
                     self._sync(f"{name.folder}/{file}", os.O_RDONLY)
@@ -185,7 +233,7 @@ class BlobFiles:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._blobs_fd)
             except OSError as error:
                 if error.errno in {errno.ENOENT, errno.EIO, errno.ELOOP}:
-                    raise BlobGone(f"blobs/{path}: {error.strerror}") from error
+                    raise BlobGone(f"blobs/{path}: {error.strerror}", error) from error
                 raise
             found_bytes = os.fstat(fd).st_size
         if found_bytes != size_bytes:
@@ -196,11 +244,8 @@ class BlobFiles:
 
 def _crc32c(fd: int, size_bytes: int) -> int:
     crc32c = 0
-    try:
-        for offset in range(0, size_bytes, _CHECK_BYTES):
-            crc32c = google_crc32c.extend(crc32c, os.pread(fd, min(_CHECK_BYTES, size_bytes - offset), offset))
-    except OSError as error:
-        raise BlobGone(f"a blob cannot be read back: {error.strerror}") from error
+    for offset in range(0, size_bytes, _CHECK_BYTES):
+        crc32c = google_crc32c.extend(crc32c, os.pread(fd, min(_CHECK_BYTES, size_bytes - offset), offset))
     return int(crc32c)
 
 

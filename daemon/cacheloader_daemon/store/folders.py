@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -33,3 +34,14 @@ def unlink_if_there(path: str, *, dir_fd: int) -> None:
     """Remove a file; one that is gone already does not matter."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path, dir_fd=dir_fd)
+
+
+def sync_file_system(fd: int) -> None:
+    """Bring everything on the file system of an open file to the disk.
+
+    Source: syncfs(2), which Python does not have.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -24,13 +24,22 @@ class Incoming:
         size_bytes: Its length.
         folder_fd: The directory of its blob; owned by this object from now on.
         publish: Makes a blob of the finished file; returns its bytes on disk.
+        ended: Called with ``size_bytes`` once the file no longer takes space as a download.
+        troubled: Called with each error that the disk gives.
 
     Raises:
         DiskTrouble: There is no space, or the file cannot be made.
     """
 
     def __init__(
-        self, key: bytes, *, size_bytes: int, folder_fd: int, publish: Callable[[Incoming, bytes, int], int]
+        self,
+        key: bytes,
+        *,
+        size_bytes: int,
+        folder_fd: int,
+        publish: Callable[[Incoming, bytes, int], int],
+        ended: Callable[[int], None],
+        troubled: Callable[[OSError], None],
     ) -> None:
         self.key = key
         self.size_bytes = size_bytes
@@ -38,6 +47,9 @@ class Incoming:
         self.temporary = temporary_name(key)
         self._path = f"blobs/{folder_of(key)}/{self.temporary}"
         self._publish = publish
+        self._ended = ended
+        self._troubled = troubled
+        self._has_begun = False
         self._guard = threading.Lock()
         self._num_writers = 0
         self._written_bytes = 0
@@ -50,6 +62,7 @@ class Incoming:
                 if size_bytes:
                     # The quota counts these blocks from here on, and a full disk says so now.
                     os.posix_fallocate(self._fd, 0, size_bytes)
+            self._has_begun = True
         except BaseException:
             self.abort()
             raise
@@ -80,6 +93,9 @@ class Incoming:
                         done += os.pwrite(self._fd, view[done:], offset + done)
                 with self._guard:
                     self._written_bytes += len(view)
+            except DiskTrouble as trouble:
+                self._troubled(trouble)
+                raise
             finally:
                 with self._guard:
                     self._num_writers -= 1
@@ -110,7 +126,9 @@ class Incoming:
                 )
         try:
             used_bytes = self._publish(self, index, crc32c)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DiskTrouble):
+                self._troubled(error)
             self.abort()
             raise
         with self._guard:
@@ -141,3 +159,5 @@ class Incoming:
             os.close(self._fd)
             self._fd = -1
         os.close(self.folder_fd)
+        if self._has_begun:
+            self._ended(self.size_bytes)

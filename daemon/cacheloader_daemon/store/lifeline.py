@@ -39,12 +39,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         phase: What the daemon was doing.
         barrier_ns: Files stamped up to here had reached the disk.
         doubtful: Whether some blobs had not been verified since an unclean boot.
+        proven_ns: Then, files stamped up to here are not in doubt.
     """
 
     boot_id: str
     phase: Phase
     barrier_ns: int
     doubtful: bool
+    proven_ns: int = -1
 
 
 def current_boot_id() -> str:
@@ -66,7 +68,9 @@ class Lifeline:
         """The last note, ``None`` if there is none that can be read."""
         try:
             fd = os.open(FILE_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
-        except FileNotFoundError:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("the record of the last start cannot be read (%s); every blob will be verified", error)
             return None
         try:
             block = os.read(fd, _RECORD_BYTES)

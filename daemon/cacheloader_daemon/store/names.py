@@ -7,7 +7,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Self
 
-_DATA = re.compile(r"([0-9a-f]{32})-(\d{1,18})-([0-9a-f]{8})-(\d{1,18})-([0-9a-f]{8})\.(data|index)")
+DATA_SUFFIX = ".data"
+INDEX_SUFFIX = ".index"
+
+# A number with leading zeros would be another name for the same blob.
+_STEM = re.compile(r"([0-9a-f]{32})-(0|[1-9][0-9]{0,17})-([0-9a-f]{8})-(0|[1-9][0-9]{0,17})-([0-9a-f]{8})")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{16}\.new")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 
@@ -38,12 +42,12 @@ class BlobName:
     @property
     def data(self) -> str:
         """Name of the shard's file."""
-        return f"{self._stem}.data"
+        return self._stem + DATA_SUFFIX
 
     @property
     def index(self) -> str:
         """Name of the sample index's file."""
-        return f"{self._stem}.index"
+        return self._stem + INDEX_SUFFIX
 
     @property
     def _stem(self) -> str:
@@ -57,19 +61,29 @@ class BlobName:
             name: Name of the file.
             folder: Name of the directory it lies in.
         """
-        match = _DATA.fullmatch(name)
-        if match is None or not name.startswith(folder):
+        is_data = name.endswith(DATA_SUFFIX)
+        if not is_data and not name.endswith(INDEX_SUFFIX):
             return None
-        key, size_bytes, crc32c, index_bytes, index_crc32c, kind = match.groups()
-        blob = cls(
-            key=bytes.fromhex(key),
-            size_bytes=int(size_bytes),
-            crc32c=int(crc32c, 16),
-            index_bytes=int(index_bytes),
-            index_crc32c=int(index_crc32c, 16),
-        )
-        # A number with leading zeros would give another name back.
-        return (blob, kind == "data") if name in {blob.data, blob.index} else None
+        found = parse_stem(name.removesuffix(DATA_SUFFIX if is_data else INDEX_SUFFIX), folder=folder)
+        if found is None:
+            return None
+        key, size_bytes, crc32c, index_bytes, index_crc32c = found
+        blob = cls(key=key, size_bytes=size_bytes, crc32c=crc32c, index_bytes=index_bytes, index_crc32c=index_crc32c)
+        return blob, is_data
+
+
+def parse_stem(stem: str, *, folder: str) -> tuple[bytes, int, int, int, int] | None:
+    """The fields of ``BlobName`` from what both names of a blob begin with; ``None`` if it is no such text.
+
+    Args:
+        stem: Name of either file without its suffix.
+        folder: Name of the directory it lies in.
+    """
+    match = _STEM.fullmatch(stem)
+    if match is None or not stem.startswith(folder):
+        return None
+    key, size_bytes, crc32c, index_bytes, index_crc32c = match.groups()
+    return bytes.fromhex(key), int(size_bytes), int(crc32c, 16), int(index_bytes), int(index_crc32c, 16)
 
 
 def folder_of(key: bytes) -> str:

@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cacheloader_daemon.store.blobs import BlobFiles
+from cacheloader_daemon.store.doubts import Doubts
 from cacheloader_daemon.store.lifeline import Lifeline, Phase, Record, current_boot_id
 from cacheloader_daemon.store.manifests import ManifestFiles
-from cacheloader_daemon.store.recovery import list_blobs, reconcile
+from cacheloader_daemon.store.quarantine import Quarantine
+from cacheloader_daemon.store.recovery import Listing, Recovery, list_blobs, reconcile
+from cacheloader_daemon.store.residents import Residents
+from cacheloader_daemon.store.row import unpack_many
 from cacheloader_daemon.store.space import BLOCK_BYTES
-from cacheloader_daemon.store.table import BlobTable, Row, TableBroken
+from cacheloader_daemon.store.table import BlobTable, TableBroken
+from cacheloader_daemon.store.trouble import DiskTrouble
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +29,26 @@ TABLE = "lmdb"
 SET_ASIDE = "lmdb.broken"
 """An index that was not trusted is kept until the next start, for whoever wants to know why."""
 
+REBUILD_ROWS = 4096
+"""Rows of one transaction at the start, when nobody waits for another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Open descriptors of a cache directory and of what lies in it.
+
+    Attributes:
+        root: The cache directory.
+        blobs: Its ``blobs``.
+        manifests: Its ``manifests``.
+        quarantine: Its ``quarantine``.
+    """
+
+    root: int
+    blobs: int
+    manifests: int
+    quarantine: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
@@ -33,11 +58,13 @@ class Opened:
         boot_id: The machine's present boot.
         barrier_ns: Blobs stamped up to here have reached the disk, or are suspect.
         lifeline: Where that is noted.
-        table: The index; it agrees with ``rows``.
+        table: The index; it agrees with ``residents``.
         files: The blobs' files.
         manifests: The manifests' files.
-        rows: Every blob.
-        unflushed: Blobs that a daemon of this boot published and did not bring to the disk.
+        quarantine: Damaged blobs.
+        residents: Every blob.
+        doubts: Those to be verified.
+        all_unflushed: Whether earlier daemons may have left blobs that have not reached the disk.
         foreign_bytes: What files below ``blobs`` take that are none of ours.
     """
 
@@ -47,80 +74,140 @@ class Opened:
     table: BlobTable
     files: BlobFiles
     manifests: ManifestFiles
-    rows: dict[bytes, Row]
-    unflushed: list[Row]
+    quarantine: Quarantine
+    residents: Residents
+    doubts: Doubts
+    all_unflushed: bool
     foreign_bytes: int
 
 
-def open_parts(directory: Path, *, dir_fd: int, blobs_fd: int, manifests_fd: int) -> Opened:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """What the last daemon's record means.
+
+    Attributes:
+        barrier_ns: Blobs stamped up to here have reached the disk.
+        was_clean: Whether it closed the store.
+        power_failed: Whether the machine has stopped while the store was open.
+        proven_ns: Of blobs in doubt, those stamped up to here are not.
+        doubtful: Whether blobs were in doubt already.
+        trusts_table: Whether its index may be read.
+    """
+
+    barrier_ns: int
+    was_clean: bool
+    power_failed: bool
+    proven_ns: int
+    doubtful: bool
+    trusts_table: bool
+
+
+def open_parts(directory: Path, folders: Folders) -> Opened:
     """Recover what the last daemon left.
 
     Args:
         directory: The cache directory.
-        dir_fd: The same, open.
-        blobs_fd: Its directory ``blobs``.
-        manifests_fd: Its directory ``manifests``.
+        folders: The same, open.
 
     Raises:
         OSError: The disk does not allow it.
     """
-    lifeline = Lifeline(dir_fd)
+    lifeline = Lifeline(folders.root)
     boot_id = current_boot_id()
-    last = lifeline.read()
-    listing = list_blobs(blobs_fd)
-    # A first start has nothing to lose; a lost record beside blobs is taken for a power failure.
-    was_clean = last.phase is Phase.CLOSED if last is not None else not listing.blobs
-    same_boot = last is not None and last.boot_id == boot_id
-    barrier_ns = last.barrier_ns if last is not None else 0
-    doubtful = last.doubtful if last is not None else not was_clean
-    # A daemon that ended while it opened the index may have been killed by it; it will not kill the next one.
-    trusts_table = (was_clean or same_boot) and (last is None or last.phase is not Phase.OPENING)
-    lifeline.write(Record(boot_id=boot_id, phase=Phase.OPENING, barrier_ns=barrier_ns, doubtful=True))
+    listing = list_blobs(folders.blobs)
+    past = _past(lifeline.read(), boot_id, has_blobs=bool(listing.blobs))
+    opening = Record(
+        boot_id=boot_id,
+        phase=Phase.OPENING,
+        barrier_ns=past.barrier_ns,
+        doubtful=past.doubtful,
+        proven_ns=past.proven_ns,
+    )
+    lifeline.write(opening)
 
-    table, known, is_fresh = _open_table(directory, trusts=trusts_table)
+    block_bytes = max(BLOCK_BYTES, os.fstatvfs(folders.blobs).f_frsize)
+    files = BlobFiles(folders.blobs, block_bytes=block_bytes)
+    table, known, is_fresh = _open_table(directory, trusts=past.trusts_table)
     try:
-        suspect_after_ns: int | None = None
-        if doubtful and is_fresh:
-            suspect_after_ns = -1
-        elif not was_clean and not same_boot:
-            suspect_after_ns = barrier_ns
-        found = reconcile(known, listing, blobs_fd, suspect_after_ns=suspect_after_ns)
-        block_bytes = max(BLOCK_BYTES, os.fstatvfs(blobs_fd).f_frsize)
-        files = BlobFiles(blobs_fd, block_bytes=block_bytes)
+        all_suspect = past.power_failed or (past.doubtful and is_fresh)
+        found = reconcile(known, listing, folders.blobs, all_suspect=all_suspect, block_bytes=block_bytes)
         files.remove_rubbish(found.rubbish)
-        table.delete(found.gone)
-        table.put(found.changed)
-        num_suspects = sum(row.suspect for row in found.rows.values())
-        if found.rubbish or found.gone or found.changed or num_suspects:
-            log.info(
-                "%s: %d blobs, of which %d were not in the index and %d are verified before they are used; "
-                "%d rows without a blob and %d partial files removed",
-                directory, len(found.rows), len(found.changed), num_suspects, len(found.gone), len(found.rubbish),
-            )  # fmt: skip
-        manifests = ManifestFiles(manifests_fd)
-        lifeline.write(Record(boot_id=boot_id, phase=Phase.RUNNING, barrier_ns=barrier_ns, doubtful=num_suspects > 0))
+        changes = {**dict.fromkeys(found.gone), **{key: found.rows[key] for key in found.changed}}
+        residents = Residents(found.rows, last_stamp_ns=past.barrier_ns)
+        try:
+            table.write(changes, batch_rows=REBUILD_ROWS)
+        except DiskTrouble as error:
+            log.warning("the index of %s cannot be written (%s); it is tried again later", directory, error)
+            residents.give_back(changes)
+        suspects = _suspects(found.rows) if past.doubtful else []
+        _tell(directory, listing, found, num_suspects=len(suspects))
+        parts = Opened(
+            boot_id=boot_id,
+            barrier_ns=past.barrier_ns,
+            lifeline=lifeline,
+            table=table,
+            files=files,
+            manifests=ManifestFiles(folders.manifests),
+            quarantine=Quarantine(folders.quarantine, folders.blobs),
+            residents=residents,
+            doubts=Doubts(suspects, proven_ns=past.proven_ns),
+            all_unflushed=not past.was_clean and bool(found.rows),
+            foreign_bytes=found.foreign_bytes,
+        )
+        lifeline.write(
+            Record(
+                boot_id=boot_id,
+                phase=Phase.RUNNING,
+                barrier_ns=past.barrier_ns,
+                doubtful=bool(suspects),
+                proven_ns=past.proven_ns,
+            )
+        )
     except BaseException:
         table.close()
         raise
-    unflushed = [row for row in found.rows.values() if row.accessed_ns > barrier_ns] if not was_clean else []
-    return Opened(
-        boot_id=boot_id,
-        barrier_ns=barrier_ns,
-        lifeline=lifeline,
-        table=table,
-        files=files,
-        manifests=manifests,
-        rows=found.rows,
-        unflushed=unflushed,
-        foreign_bytes=found.foreign_bytes,
+    return parts
+
+
+def _suspects(rows: dict[bytes, bytes]) -> list[bytes]:
+    return [key for key, (*_, suspect) in zip(rows, unpack_many(rows.values()), strict=True) if suspect]
+
+
+def _past(last: Record | None, boot_id: str, *, has_blobs: bool) -> _Past:
+    if last is None:
+        # A first start has nothing to lose; a lost record beside blobs is taken for a power failure.
+        return _Past(
+            barrier_ns=0, was_clean=not has_blobs, power_failed=has_blobs, proven_ns=-1, doubtful=has_blobs,
+            trusts_table=not has_blobs,
+        )  # fmt: skip
+    was_clean, same_boot = last.phase is Phase.CLOSED, last.boot_id == boot_id
+    power_failed = not was_clean and not same_boot
+    return _Past(
+        barrier_ns=last.barrier_ns,
+        was_clean=was_clean,
+        power_failed=power_failed,
+        # What was in doubt before stays so: barriers since then say nothing of it.
+        proven_ns=last.proven_ns if last.doubtful else last.barrier_ns,
+        doubtful=last.doubtful or power_failed,
+        # A daemon that ended while it opened the index may have been killed by it; it will not kill the next one.
+        trusts_table=not power_failed and last.phase is not Phase.OPENING,
     )
 
 
-def _open_table(directory: Path, *, trusts: bool) -> tuple[BlobTable, dict[bytes, Row], bool]:
+def _tell(directory: Path, listing: Listing, found: Recovery, *, num_suspects: int) -> None:
+    if found.rubbish or found.gone or found.changed or num_suspects:
+        log.info(
+            "%s: %d blobs, of which %d were not in the index and up to %d are verified before they are used; "
+            "%d rows without a blob and %d partial files removed",
+            directory, len(found.rows), len(found.changed), num_suspects, len(found.gone), len(listing.rubbish),
+        )  # fmt: skip
+
+
+def _open_table(directory: Path, *, trusts: bool) -> tuple[BlobTable, dict[bytes, bytes], bool]:
     """The table, its rows, and whether it begins empty."""
     path, aside = directory / TABLE, directory / SET_ASIDE
     shutil.rmtree(aside, ignore_errors=True)
-    is_fresh = not path.exists()
+    is_fresh = not (path / "data.mdb").exists()
     if not trusts and not is_fresh:
         path.rename(aside)
         is_fresh = True

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
+class Resident(NamedTuple):
     """A blob in the store.
 
     Attributes:
         key: The shard.
         size_bytes: Its length.
         used_bytes: What it takes on disk with its sample index.
+        accessed_ns: When it was used last, 0 if that is not known.
     """
 
     key: bytes
     size_bytes: int
     used_bytes: int
+    accessed_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,10 @@ class StoreStatistics:
         foreign_bytes: What files below ``blobs`` take that are none of ours.
         committed: Blobs published.
         evicted: Blobs removed on demand.
-        lost: Blobs found missing, damaged or of another length.
+        lost: Blobs found missing or damaged.
+        damaged: Of them, those that were there but unreadable, of another length or with other bytes.
+        quarantined_blobs: Damaged blobs that are kept for inspection, in ``quarantine``.
+        quarantined_bytes: What they take on disk.
     """
 
     blobs: int
@@ -58,3 +63,6 @@ class StoreStatistics:
     committed: int
     evicted: int
     lost: int
+    damaged: int
+    quarantined_blobs: int
+    quarantined_bytes: int

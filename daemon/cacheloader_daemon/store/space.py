@@ -30,8 +30,19 @@ def reserve_bytes(size_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> int:
         size_bytes: Length of the shard.
         block_bytes: Unit in which the file system allocates.
     """
+    return bound_bytes(size_bytes, index_bound_bytes(size_bytes), block_bytes=block_bytes)
+
+
+def bound_bytes(size_bytes: int, index_bytes: int, *, block_bytes: int = BLOCK_BYTES) -> int:
+    """Upper bound of what a shard and an index of known length take on disk, in whole blocks.
+
+    Args:
+        size_bytes: Length of the shard.
+        index_bytes: Length of its sample index.
+        block_bytes: Unit in which the file system allocates.
+    """
     lists = block_bytes * (1 + size_bytes // EXTENT_BYTES)
-    return _blocks(size_bytes, block_bytes) + _blocks(index_bound_bytes(size_bytes), block_bytes) + lists
+    return _blocks(size_bytes, block_bytes) + _blocks(index_bytes, block_bytes) + lists
 
 
 def allocated_bytes(status: os.stat_result) -> int:

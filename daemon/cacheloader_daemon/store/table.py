@@ -1,7 +1,8 @@
 """The index of blobs in LMDB.
 
 It holds nothing that a directory listing could not give back, apart from the order of use and the sample counts; so it
-is never repaired, only thrown away.
+is never repaired, only thrown away. The daemon reads it once, at the start; what a write could not bring here, the next
+start finds by its name.
 
 Only the daemon opens it. Every transaction begins and ends within one call and under one lock, since LMDB binds
 transactions to threads and a long read keeps old pages alive. ``sync=False`` without ``writemap``: a commit costs
@@ -14,21 +15,19 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Self
 
 import lmdb
 
-from cacheloader_daemon.store.names import BlobName
+from cacheloader_daemon.store.row import ROW_BYTES
 from cacheloader_daemon.store.trouble import disk_trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 MAP_BYTES = 2**30
 """Address space, not memory or disk: enough for five million blobs. It doubles when it is full."""
@@ -39,7 +38,10 @@ BATCH_ROWS = 64
 MAX_SAMPLE_COUNTS = 2**18
 """Sample counts remembered, also of evicted shards: 16 MB at most."""
 
-_ROW = struct.Struct("<qIqIqq?")
+LAYOUT = b"1"
+"""Raised with each change of what a row means; an index of another layout is thrown away."""
+
+_LAYOUT_KEY = b"layout"
 _COUNT = struct.Struct("<qQ")
 _TURN = struct.Struct(">Q")
 
@@ -48,25 +50,8 @@ class TableBroken(Exception):
     """The file is no index that can be trusted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What is known of one blob.
-
-    Attributes:
-        name: Its files.
-        used_bytes: What they take on disk.
-        accessed_ns: When it was used last, a time stamp that never goes back.
-        suspect: Whether it has to be verified before it is used.
-    """
-
-    name: BlobName
-    used_bytes: int
-    accessed_ns: int
-    suspect: bool = False
-
-
 class BlobTable:
-    """Rows by key, and sample counts by key. Safe to call from any thread.
+    """Packed rows by key, and sample counts by key. Safe to call from any thread.
 
     Args:
         env: An open environment, owned by this object.
@@ -78,6 +63,7 @@ class BlobTable:
         self._blobs = env.open_db(b"blobs")
         self._samples = env.open_db(b"samples")
         self._turns = env.open_db(b"sample_turns")
+        self._refuse_other_layout(env.open_db(b"about"))
 
     @classmethod
     def open(cls, path: Path, *, map_bytes: int = MAP_BYTES) -> Self:
@@ -92,7 +78,7 @@ class BlobTable:
             with disk_trouble("opening the index", str(path)):
                 try:
                     env = lmdb.open(
-                        str(path), map_size=map_bytes, max_dbs=4, mode=0o600, max_readers=16, sync=False,
+                        str(path), map_size=map_bytes, max_dbs=5, mode=0o600, max_readers=16, sync=False,
                         metasync=False, writemap=False, readahead=False, meminit=False,
                     )  # fmt: skip
                     _refuse_truncated(env, path)
@@ -108,7 +94,7 @@ class BlobTable:
                 env.close()
             raise
 
-    def rows(self) -> dict[bytes, Row]:
+    def rows(self) -> dict[bytes, bytes]:
         """A copy of all rows.
 
         Raises:
@@ -116,34 +102,35 @@ class BlobTable:
         """
         try:
             with self._lock, self._env.begin(db=self._blobs) as txn:
-                return {bytes(key): _unpack(bytes(key), value) for key, value in txn.cursor()}
-        except (lmdb.Error, struct.error, ValueError) as error:
+                rows = dict(txn.cursor())
+        except lmdb.Error as error:
             raise TableBroken(str(error)) from error
+        if any(len(row) != ROW_BYTES for row in rows.values()):
+            raise TableBroken(f"it holds rows that are not of {ROW_BYTES} bytes")
+        return rows
 
-    def get(self, key: bytes) -> Row | None:
-        """The row of one blob."""
-        with disk_trouble("reading the index", self._env.path()), self._lock, self._env.begin(db=self._blobs) as txn:
-            value = txn.get(key)
-        return None if value is None else _unpack(key, value)
+    def write(self, changes: Mapping[bytes, bytes | None], *, batch_rows: int = BATCH_ROWS) -> None:
+        """Put rows, and delete those that are ``None``; a row to delete that is not there does not matter.
 
-    def put(self, rows: Iterable[Row]) -> None:
-        """Add or replace rows."""
-        self._in_batches(list(rows), lambda txn, row: txn.put(row.name.key, _pack(row), db=self._blobs))
+        Args:
+            changes: By key.
+            batch_rows: Rows of one transaction at most.
 
-    def delete(self, keys: Iterable[bytes]) -> None:
-        """Remove rows; one that is not there does not matter."""
-        self._in_batches(list(keys), lambda txn, key: txn.delete(key, db=self._blobs))
+        Raises:
+            DiskTrouble: The disk does not take it; some of the changes may be there.
+        """
+        items = sorted(changes.items(), key=itemgetter(0))  # neighbours lie in one page
+        for start in range(0, len(items), batch_rows):
+            batch = items[start : start + batch_rows]
 
-    def touch(self, accessed_ns: Mapping[bytes, int]) -> None:
-        """Set the last use of many blobs; one that is not there does not matter."""
+            def change(txn: Any, batch: list[tuple[bytes, bytes | None]] = batch) -> None:
+                for key, row in batch:
+                    if row is None:
+                        txn.delete(key, db=self._blobs)
+                    else:
+                        txn.put(key, row, db=self._blobs)
 
-        def touch_one(txn: Any, item: tuple[bytes, int]) -> None:
-            value = txn.get(item[0], db=self._blobs)
-            if value is not None:
-                *fields, _, suspect = _ROW.unpack(value)
-                txn.put(item[0], _ROW.pack(*fields, item[1], suspect), db=self._blobs)
-
-        self._in_batches(list(accessed_ns.items()), touch_one)
+            self._write(change)
 
     def remember_samples(self, key: bytes, num_samples: int) -> None:
         """Keep a sample count; the counts remembered longest ago give way."""
@@ -184,15 +171,13 @@ class BlobTable:
         with self._lock:
             self._env.close()
 
-    def _in_batches(self, items: list[T], change: Callable[[Any, T], object]) -> None:
-        for start in range(0, len(items), BATCH_ROWS):
-            batch = items[start : start + BATCH_ROWS]
-
-            def change_batch(txn: Any, batch: list[T] = batch) -> None:
-                for item in batch:
-                    change(txn, item)
-
-            self._write(change_batch)
+    def _refuse_other_layout(self, about: Any) -> None:
+        with self._env.begin(write=True) as txn:
+            found = txn.get(_LAYOUT_KEY, db=about)
+            if found is None:
+                txn.put(_LAYOUT_KEY, LAYOUT, db=about)
+        if found is not None and bytes(found) != LAYOUT:
+            raise TableBroken(f"it has layout {bytes(found)!r} and this version {LAYOUT!r}")
 
     def _write(self, change: Callable[[Any], None]) -> None:
         with disk_trouble("writing the index", self._env.path()), self._lock:
@@ -215,16 +200,3 @@ def _refuse_truncated(env: Any, path: Path) -> None:
     size_bytes = (path / "data.mdb").stat().st_size
     if 0 < size_bytes < needed_bytes and env.info()["last_txnid"] > 0:
         raise TableBroken(f"the file ends at byte {size_bytes} of {needed_bytes}")
-
-
-def _pack(row: Row) -> bytes:
-    name = row.name
-    return _ROW.pack(
-        name.size_bytes, name.crc32c, name.index_bytes, name.index_crc32c, row.used_bytes, row.accessed_ns, row.suspect
-    )
-
-
-def _unpack(key: bytes, value: bytes) -> Row:
-    size_bytes, crc32c, index_bytes, index_crc32c, used_bytes, accessed_ns, suspect = _ROW.unpack(value)
-    name = BlobName(key=key, size_bytes=size_bytes, crc32c=crc32c, index_bytes=index_bytes, index_crc32c=index_crc32c)
-    return Row(name=name, used_bytes=used_bytes, accessed_ns=accessed_ns, suspect=suspect)

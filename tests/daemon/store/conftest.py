@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING
 import pytest
 from cacheloader_daemon.store import Store
 
-from tests.daemon.store.disks import QUOTA_BYTES
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -19,6 +17,6 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(directory: Path) -> Iterator[Store]:
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     yield store
     store.close()

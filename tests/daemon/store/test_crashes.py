@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 import pytest
-from cacheloader_daemon.store import Store
+from cacheloader_daemon.store import BlobLost, Store
 from cacheloader_daemon.store.lifeline import Lifeline, Phase, Record, current_boot_id
 from cacheloader_daemon.store.names import BlobName
 
-from tests.daemon.store.disks import QUOTA_BYTES, add, content, key, read
+from tests.daemon.store.disks import add, content, key, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 STEPS = ("open", "rename", "unlink", "mkdir", "posix_fallocate", "pwrite", "fchmod", "utime", "fsync", "write")
@@ -27,7 +27,7 @@ STEPS = ("open", "rename", "unlink", "mkdir", "posix_fallocate", "pwrite", "fchm
 
 def life(directory: Path, tell: Callable[[bytes], object]) -> None:
     """What a daemon does; ``tell`` gets a letter for each promise that it has made."""
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     add(store, 1)
     tell(b"1")
     read(store, 1)
@@ -100,7 +100,7 @@ def test_killed_before_any_step_the_next_start_finds_whole_blobs_and_keeps_every
     while died:
         directory = tmp_path / str(num_steps)
         died, promises = live_until(directory, num_steps)
-        store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+        store = Store.open(directory)
         keys = check_whole(store, directory)
         for number, letter in ((2, b"2"), (3, b"3")):
             assert letter not in promises or key(number) in keys
@@ -123,7 +123,7 @@ def test_killed_before_any_step_the_next_start_finds_whole_blobs_and_keeps_every
 @pytest.fixture
 def filled(directory: Path) -> dict[bytes, tuple[int, int]]:
     """A cache of four blobs, closed; what it holds."""
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     for number in range(4):
         add(store, number, size_bytes=10_000 * number)
     held = {blob.key: (blob.size_bytes, blob.used_bytes) for blob in store.resident()}
@@ -165,7 +165,7 @@ def test_an_index_that_is_gone_or_broken_is_rebuilt_from_names_and_equals_the_ol
     directory: Path, filled: dict[bytes, tuple[int, int]], damage: Callable[[Path], None]
 ) -> None:
     damage(directory)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert held_by(store) == filled
     assert store.statistics().suspect_blobs == 0, "the blobs were closed cleanly, only the index is gone"
     for number in range(4):
@@ -175,7 +175,7 @@ def test_an_index_that_is_gone_or_broken_is_rebuilt_from_names_and_equals_the_ol
 
 def test_rebuilt_order_of_use_is_that_of_publication(directory: Path, filled: dict[bytes, tuple[int, int]]) -> None:
     remove_index(directory)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert [blob.key for blob in store.resident()] == list(filled)
     store.close()
 
@@ -186,11 +186,11 @@ def test_an_index_that_killed_the_daemon_which_opened_it_is_not_opened_again(
     """Damaged pages can crash LMDB itself; the next start must not crash in the same way."""
     scramble_pages(directory)
     leave_record(directory, phase=Phase.OPENING, boot_id=current_boot_id())
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert held_by(store) == filled
     assert (directory / "lmdb.broken").exists()
     store.close()
-    Store.open(directory, quota_bytes=QUOTA_BYTES).close()
+    Store.open(directory).close()
     assert not (directory / "lmdb.broken").exists(), "it is kept until the next start only"
 
 
@@ -235,7 +235,7 @@ def flip_bit(path: Path) -> None:
 def test_after_a_power_failure_a_flipped_bit_is_found_before_the_first_lease(directory: Path, kind: str) -> None:
     lose_power(directory, barrier_ns=0)
     flip_bit(file_of(directory, 2, kind))
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert store.statistics().suspect_blobs == 4
     with pytest.raises(KeyError):
         store.lease(key(2))
@@ -248,7 +248,7 @@ def test_after_a_power_failure_a_flipped_bit_is_found_before_the_first_lease(dir
 @pytest.mark.usefixtures("filled")
 def test_suspect_blobs_are_verified_side_by_side(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power(directory, barrier_ns=0)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     both, verify = threading.Barrier(2, timeout=10), store._files.verify
 
     def verify_at_once(name: BlobName) -> None:
@@ -265,17 +265,48 @@ def test_suspect_blobs_are_verified_side_by_side(directory: Path, monkeypatch: p
     store.close()
 
 
+def verified_by_reading(store: Store, numbers: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Read blobs; which of them were compared with their checksums for that."""
+    seen: list[int] = []
+    verify = store._files.verify
+
+    def watched(name: BlobName) -> None:
+        seen.append(name.key[0])
+        verify(name)
+
+    monkeypatch.setattr(store._files, "verify", watched)
+    for number in numbers:
+        read(store, number)
+    return seen
+
+
 @pytest.mark.usefixtures("filled")
-def test_blobs_that_had_reached_the_disk_are_not_suspect(directory: Path) -> None:
+def test_blobs_that_had_reached_the_disk_are_not_verified(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power(directory, barrier_ns=file_of(directory, 1, "data").stat().st_mtime_ns)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
-    assert store.statistics().suspect_blobs == 2
+    store = Store.open(directory)
+    assert verified_by_reading(store, range(4), monkeypatch) == [2, 3]
+    assert store.statistics().suspect_blobs == 0
     store.close()
 
 
-def test_a_flush_is_what_keeps_blobs_from_being_suspect(directory: Path) -> None:
-    """1. Published, flushed. 2. Published, not flushed. 3. Power fails. 4. The second alone is suspect."""
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+@pytest.mark.usefixtures("filled")
+def test_what_had_reached_the_disk_is_still_known_after_more_restarts_and_flushes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Power fails. 2. A daemon flushes and closes. 3. Another one: only what was in doubt at 1 is verified."""
+    lose_power(directory, barrier_ns=file_of(directory, 1, "data").stat().st_mtime_ns)
+    store = Store.open(directory)
+    add(store, 4)
+    store.sync()
+    store.close()
+    store = Store.open(directory)
+    assert verified_by_reading(store, range(5), monkeypatch) == [2, 3]
+    store.close()
+
+
+def test_a_flush_is_what_keeps_blobs_from_being_verified(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Published, flushed. 2. Published, not flushed. 3. Power fails. 4. The second alone is verified."""
+    store = Store.open(directory)
     add(store, 1)
     store.sync()
     record_fd = os.open(directory, os.O_RDONLY)
@@ -285,26 +316,24 @@ def test_a_flush_is_what_keeps_blobs_from_being_suspect(directory: Path) -> None
     add(store, 2)
     store.close()
     lose_power(directory, barrier_ns=flushed.barrier_ns)
-    reopened = Store.open(directory, quota_bytes=QUOTA_BYTES)
-    assert reopened.statistics().suspect_blobs == 1
-    read(reopened, 2)
-    assert reopened.statistics().suspect_blobs == 0
+    reopened = Store.open(directory)
+    assert verified_by_reading(reopened, (1, 2), monkeypatch) == [2]
     reopened.close()
 
 
 @pytest.mark.usefixtures("filled")
 def test_suspicion_outlives_a_clean_restart_and_ends_with_the_verification(directory: Path) -> None:
     lose_power(directory, barrier_ns=0)
-    Store.open(directory, quota_bytes=QUOTA_BYTES).close()
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    Store.open(directory).close()
+    store = Store.open(directory)
     assert store.statistics().suspect_blobs == 4
     read(store, 1)
     store.close()
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert store.statistics().suspect_blobs == 3
     store.close()
     remove_index(directory)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert store.statistics().suspect_blobs == 4, "which ones were verified is no longer known"
     store.close()
 
@@ -312,11 +341,11 @@ def test_suspicion_outlives_a_clean_restart_and_ends_with_the_verification(direc
 @pytest.mark.usefixtures("filled")
 def test_a_daemon_that_was_killed_makes_nothing_suspect_but_what_it_left_is_flushed(directory: Path) -> None:
     leave_record(directory, phase=Phase.RUNNING, boot_id=current_boot_id(), barrier_ns=0)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert store.statistics().suspect_blobs == 0
-    assert len(store._unflushed) == 4
+    assert store._flushing.num_unflushed == 4
     store.sync()
-    assert store._unflushed == {}
+    assert store._flushing.num_unflushed == 0
     store.close()
 
 
@@ -324,20 +353,30 @@ def test_a_daemon_that_was_killed_makes_nothing_suspect_but_what_it_left_is_flus
 @pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: path.write_bytes(b"x" * 512)])
 def test_without_a_readable_record_every_blob_is_verified(directory: Path, spoil: Callable[[Path], object]) -> None:
     spoil(directory / "state")
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert store.statistics().suspect_blobs == 4
     store.close()
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_file_that_power_loss_cut_short_is_removed_at_the_start(directory: Path) -> None:
+def test_a_file_that_power_loss_cut_short_is_found_before_its_first_lease(directory: Path) -> None:
     lose_power(directory, barrier_ns=0)
     path = file_of(directory, 3, "data")
     path.chmod(0o600)
     os.truncate(path, 0)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
+    with pytest.raises(BlobLost):
+        store.lease(key(3))
     assert len(store.resident()) == 3
     assert not path.exists()
+    store.close()
+
+
+@pytest.mark.usefixtures("filled")
+def test_killed_while_it_opens_a_cache_beyond_doubt_the_next_daemon_doubts_nothing(directory: Path) -> None:
+    leave_record(directory, phase=Phase.OPENING, boot_id=current_boot_id())
+    store = Store.open(directory)
+    assert store.statistics().suspect_blobs == 0
     store.close()
 
 
@@ -351,7 +390,7 @@ def test_leftovers_of_either_kind_are_removed_and_strange_files_are_not(director
     }
     for name in (*lone.values(), "holiday.jpg"):
         (folder / name).write_bytes(b"x")
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert len(store.resident()) == 4
     assert not any((folder / name).exists() for name in lone.values())
     assert (folder / "holiday.jpg").exists()
@@ -360,12 +399,12 @@ def test_leftovers_of_either_kind_are_removed_and_strange_files_are_not(director
 
 
 def test_two_contents_of_one_version_become_the_newer_one(directory: Path) -> None:
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     add(store, 1)
     store.close()
     old = {kind: file_of(directory, 1, kind).read_bytes() for kind in ("data", "index")}
     names = {kind: file_of(directory, 1, kind).name for kind in ("data", "index")}
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     other = b"\xff" * 100_000
     incoming = store.begin(key(1), size_bytes=len(other))
     incoming.write_at(0, other)
@@ -376,7 +415,7 @@ def test_two_contents_of_one_version_become_the_newer_one(directory: Path) -> No
         path.write_bytes(old[kind])
         os.utime(path, (1, 1))
     remove_index(directory)
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     assert read(store, 1)[0] == other
     assert len(list((directory / "blobs" / key(1)[:1].hex()).iterdir())) == 2
     store.close()

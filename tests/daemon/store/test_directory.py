@@ -8,14 +8,14 @@ from cacheloader_daemon.store import Store
 from cacheloader_daemon.store.directory import MARKER, file_system_of, is_network
 
 from cacheloader.errors import CacheUnusable
-from tests.daemon.store.disks import QUOTA_BYTES, mounted
+from tests.daemon.store.disks import mounted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def open_and_close(directory: Path) -> None:
-    Store.open(directory, quota_bytes=QUOTA_BYTES).close()
+    Store.open(directory).close()
 
 
 def test_a_missing_directory_is_made_for_us_alone(tmp_path: Path) -> None:

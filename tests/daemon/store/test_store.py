@@ -12,7 +12,7 @@ from cacheloader_daemon.store.manifests import MAX_MANIFESTS
 from cacheloader_daemon.store.space import index_bound_bytes
 from cacheloader_daemon.store.store import HEADROOM_BYTES
 
-from tests.daemon.store.disks import QUOTA_BYTES, add, content, du_bytes, key, read
+from tests.daemon.store.disks import add, content, du_bytes, key, read
 
 
 def files_below(directory: Path) -> list[Path]:
@@ -180,7 +180,7 @@ def test_quota_numbers_are_those_of_du(store: Store, directory: Path) -> None:
     (directory / "daemon.log").write_bytes(b"log" * 5000)
     (directory / "blobs" / "not ours").write_bytes(b"x" * 9000)
     store.close()
-    reopened = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    reopened = Store.open(directory)
     try:
         used_bytes = sum(blob.used_bytes for blob in reopened.resident())
         assert used_bytes == reopened.statistics().used_bytes
@@ -228,7 +228,7 @@ def test_order_of_use_outlives_a_restart(store: Store, directory: Path) -> None:
     expected = [key(2), key(3), key(1), key(0)]
     assert [blob.key for blob in store.resident()] == expected
     store.close()
-    reopened = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    reopened = Store.open(directory)
     assert [blob.key for blob in reopened.resident()] == expected
     reopened.close()
 
@@ -247,7 +247,7 @@ def test_sample_counts_outlive_eviction_and_restart(store: Store, directory: Pat
     store.remember_samples(key(1), 1000)
     store.evict(key(1))
     store.close()
-    reopened = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    reopened = Store.open(directory)
     assert reopened.samples(key(1)) == 1000
     assert reopened.samples(key(2)) is None
     reopened.close()
@@ -315,13 +315,8 @@ def test_other_bytes_under_one_version_replace_the_blob_and_its_reader_keeps_the
 
 def test_closing_twice_does_nothing_and_leaves_no_descriptor(directory: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
-    store = Store.open(directory, quota_bytes=QUOTA_BYTES)
+    store = Store.open(directory)
     add(store, 1)
     store.close()
     store.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_a_quota_larger_than_the_disk_is_mentioned(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Store.open(directory, quota_bytes=2**60).close()
-    assert "its disk has room for" in caplog.text

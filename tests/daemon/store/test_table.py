@@ -4,17 +4,19 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+import lmdb
 import pytest
 from cacheloader_daemon.store import table as table_module
 from cacheloader_daemon.store.names import BlobName
-from cacheloader_daemon.store.table import BlobTable, Row, TableBroken
+from cacheloader_daemon.store.row import Row, unpack_many, unpack_row
+from cacheloader_daemon.store.table import LAYOUT, BlobTable, TableBroken
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.daemon.store.disks import key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 numbers = st.integers(0, 2**62)
@@ -58,29 +60,46 @@ def test_a_number_with_leading_zeros_is_another_file() -> None:
     assert BlobName.parse(name.data.replace("-7-", "-07-"), folder=name.folder) is None
 
 
-@given(st.lists(st.builds(Row, name=names, used_bytes=numbers, accessed_ns=numbers, suspect=st.booleans())))
-def test_rows_come_back_as_they_were_put(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+rows_of_any_kind = st.builds(Row, name=names, used_bytes=numbers, accessed_ns=numbers, suspect=st.booleans())
+
+
+def put(table: BlobTable, rows: Iterable[Row]) -> None:
+    table.write({row.name.key: row.pack() for row in rows})
+
+
+@given(rows_of_any_kind)
+def test_a_row_is_packed_and_read_back(row: Row) -> None:
+    assert unpack_row(row.name.key, row.pack()) == row
+    name = row.name
+    assert list(unpack_many([row.pack()])) == [
+        (
+            name.size_bytes,
+            name.crc32c,
+            name.index_bytes,
+            name.index_crc32c,
+            row.used_bytes,
+            row.accessed_ns,
+            row.suspect,
+        )
+    ]
+
+
+@given(st.lists(rows_of_any_kind))
+def test_rows_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     table = BlobTable.open(tmp_path_factory.mktemp("table"))
-    table.put(rows)
-    last = {row.name.key: row for row in rows}
+    put(table, rows)
+    last = {row.name.key: row.pack() for row in rows}
     assert table.rows() == last
-    assert all(table.get(shard) == row for shard, row in last.items())
-    table.delete([shard for shard in last if shard[0] % 2])
+    table.write({shard: None for shard in last if shard[0] % 2} | {b"\xff" * 16: None})
     assert table.rows() == {shard: row for shard, row in last.items() if not shard[0] % 2}
     table.close()
 
 
-def test_touching_changes_the_time_of_use_alone_and_invents_no_row(table: BlobTable) -> None:
-    table.put([row(1), row(2)])
-    table.touch({key(2): 77, key(3): 78})
-    assert table.rows() == {key(1): row(1), key(2): row(2, accessed_ns=77)}
-
-
 def test_a_full_map_grows_by_itself_and_takes_deletes_too(tmp_path: Path) -> None:
     table = BlobTable.open(tmp_path / "lmdb", map_bytes=64 * 2**10)
-    table.put(row(number) for number in range(5000))
+    put(table, (row(number) for number in range(5000)))
     assert len(table.rows()) == 5000
-    table.delete(key(number) for number in range(4999))
+    table.write({key(number): None for number in range(4999)})
     assert list(table.rows()) == [key(4999)]
     table.close()
 
@@ -91,10 +110,10 @@ def test_many_threads_read_and_write_at_once(table: BlobTable) -> None:
     def work(turn: int) -> None:
         try:
             for number in range(turn, 400, 4):
-                table.put([row(number)])
-                assert table.get(key(number)) == row(number)
+                put(table, [row(number)])
+                assert table.rows()[key(number)] == row(number).pack()
                 if number % 2:
-                    table.delete([key(number)])
+                    table.write({key(number): None})
         except BaseException as error:
             failures.append(error)
 
@@ -124,10 +143,10 @@ def test_the_file_lets_nobody_else_in(table: BlobTable, tmp_path: Path) -> None:
 
 
 def test_rewriting_many_rows_does_not_make_the_file_much_larger(table: BlobTable, tmp_path: Path) -> None:
-    table.put(row(number) for number in range(5000))
+    put(table, (row(number) for number in range(5000)))
     before = (tmp_path / "lmdb" / "data.mdb").stat().st_size
     for turn in range(20):
-        table.touch({key(number): turn for number in range(5000)})
+        put(table, (row(number, accessed_ns=turn) for number in range(5000)))
     assert (tmp_path / "lmdb" / "data.mdb").stat().st_size < before + 2**20
 
 
@@ -140,9 +159,23 @@ def test_a_file_that_is_no_index_is_told_apart(tmp_path: Path, block: bytes) -> 
 
 def test_a_truncated_file_is_told_apart_before_it_is_read(tmp_path: Path) -> None:
     table = BlobTable.open(tmp_path)
-    table.put(row(number) for number in range(1000))
+    put(table, (row(number) for number in range(1000)))
     table.close()
     size_bytes = (tmp_path / "data.mdb").stat().st_size
     os.truncate(tmp_path / "data.mdb", size_bytes - 4096)
     with pytest.raises(TableBroken, match="ends at byte"):
         BlobTable.open(tmp_path)
+
+
+def test_an_index_of_another_layout_is_told_apart(tmp_path: Path) -> None:
+    BlobTable.open(tmp_path).close()
+    with lmdb.open(str(tmp_path), max_dbs=5) as env, env.begin(write=True, db=env.open_db(b"about")) as txn:
+        txn.put(b"layout", b"99")
+    with pytest.raises(TableBroken, match="b'99' and this version " + repr(LAYOUT)):
+        BlobTable.open(tmp_path)
+
+
+def test_rows_of_another_length_are_told_apart(table: BlobTable) -> None:
+    table.write({key(1): b"short"})
+    with pytest.raises(TableBroken, match="not of 41 bytes"):
+        table.rows()
