@@ -1,4 +1,4 @@
-"""The daemon at its work and at rest: every shard of a data set into its cache, in the order in which a reader wants it."""
+"""The daemon at its work and at rest: all shards of a data set into its cache, in the order that a reader wants."""
 
 from __future__ import annotations
 

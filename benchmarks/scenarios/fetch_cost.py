@@ -57,8 +57,8 @@ NOTES = (
     "bytes, makes the index of samples, keeps its quota and publishes each shard; a client leases each shard in the "
     "order of its plan and reads none.",
     "CPU s/GB: user and system time of the client process, the daemon and its index process together, in the cold "
-    "phase, by the gigabyte of payload. The start of the daemon, the opening of the data set and all imports lie before "
-    "the clock, for the engine too.",
+    "phase, by the gigabyte of payload. The start of the daemon, the opening of the data set and all imports lie "
+    "before the clock, for the engine too.",
     "first batch s is the time to the first lease, and for the engine to the last byte of the first shard, which it "
     "gets before all others with all its requests.",
     "At rest: voluntary context switches of all threads of the daemon and its index process, each of which is a "

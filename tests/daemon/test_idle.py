@@ -1,0 +1,57 @@
+"""A daemon of which nobody wants anything does nothing: it shares the node with a collective."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.node_daemon import NodeDaemon
+    from tests.support.shard_sets import ShardSet
+
+STILL_S = 2.0
+MOST_WAKE_UPS = 1
+
+
+def wake_ups(pid: int) -> int:
+    """How often the threads of a process have gone to sleep, and so were woken."""
+    lines = [
+        line for thread in Path(f"/proc/{pid}/task").iterdir() for line in (thread / "status").read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+
+
+class Stillness:
+    """Whether the processes have slept through the last seconds, their threads all the same and one wake-up aside."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._begin()
+
+    def has_come(self) -> bool:
+        if sum(map(wake_ups, self._pids)) - self._wake_ups > MOST_WAKE_UPS:
+            self._begin()
+        return time.monotonic() - self._since_s >= STILL_S
+
+    def _begin(self) -> None:
+        self._since_s = time.monotonic()
+        self._wake_ups = sum(map(wake_ups, self._pids))
+
+
+def test_an_idle_daemon_sleeps_with_a_client_and_without(daemons: Callable[..., NodeDaemon], shards: ShardSet) -> None:
+    daemon = daemons().start()
+    with daemon.connect() as client:
+        manifest = client.open_dataset([shards.folder])
+        client.follow(range(len(manifest)))
+        for shard in range(len(manifest)):
+            client.acquire(shard).close()
+            client.release(shard)
+            client.advance(shard + 1)
+        pids = [daemon.pid, *daemon.children]
+        wait_until(Stillness(pids).has_come, timeout_s=60)
+    wait_until(Stillness(pids).has_come, timeout_s=60)
