@@ -13,23 +13,18 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
-from cacheloader.errors import (
-    CacheloaderError,
-    DaemonError,
-    DatasetError,
-    ProtocolError,
-    QuotaTooSmall,
-    masked_urls,
-)
+from cacheloader.errors import CacheloaderError, ProtocolError, QuotaTooSmall, masked_urls
 from cacheloader_daemon.arrivals import News
 from cacheloader_daemon.bringing import Bringer
+from cacheloader_daemon.fetching import Fetches
+from cacheloader_daemon.granting import Grants
 from cacheloader_daemon.memory import MemoryServing
 from cacheloader_daemon.plan import effects, events
 from cacheloader_daemon.sessions import Session, Wait, Waits
-from cacheloader_daemon.store import BlobLost, DiskTrouble
+from cacheloader_daemon.store import DiskTrouble
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from cacheloader.protocol.plans import Accesses
     from cacheloader_daemon.account import Account
@@ -39,15 +34,12 @@ if TYPE_CHECKING:
     from cacheloader_daemon.plan.machine import Planner
     from cacheloader_daemon.plan.options import PlannerStatistics
     from cacheloader_daemon.proofs import Proofs
-    from cacheloader_daemon.shards import Dataset, ShardSource
+    from cacheloader_daemon.shards import Dataset
     from cacheloader_daemon.tenants import Visitor
 
     Deliver = Callable[["ShardLease | CacheloaderError"], None]
 
 log = logging.getLogger(__name__)
-
-MAX_ATTEMPTS = 3
-"""Times that one request may find its blob gone from the disk before it is served past it."""
 
 SLACK = 1.25
 """How much more than before a data set that was let in may need at once; more is another ``shuffle_window``."""
@@ -115,6 +107,16 @@ class Runtime:
         self._sessions: dict[int, Session] = {}
         self._waits = Waits()
         self._bringer = Bringer(self._sessions, account, proofs=proofs)
+        self._grants = Grants(
+            fetcher=fetcher,
+            bringer=self._bringer,
+            account=account,
+            sessions=self._sessions,
+            tell=self._tell,
+            demand=self._demand,
+            past_the_cache=self._serve_from_memory,
+            now_s=self._loop.time,
+        )
         self._memory = MemoryServing(
             max_bytes=max_memory_bytes,
             sessions=self._sessions,
@@ -122,12 +124,19 @@ class Runtime:
             bringer=self._bringer,
             account=account,
             spawn=self.spawn,
-            hand_out=self._hand_out,
+            hand_out=self._grants.hand_out,
+        )
+        self._fetches = Fetches(
+            planner=planner,
+            fetcher=fetcher,
+            bringer=self._bringer,
+            account=account,
+            sessions=self._sessions,
+            waits=self._waits,
+            spawn=self.spawn,
+            tell=self._fetched,
         )
         self._numbers = itertools.count(1)
-        self._last_errors: dict[bytes, CacheloaderError] = {}
-        # Blobs that one grant found gone, while others of them may still be on their way.
-        self._lost: set[bytes] = set()
         self._let_in: dict[str, int] = {}
         self._measured_s = 0.0
         self._overhead_bytes = overhead_bytes
@@ -180,6 +189,7 @@ class Runtime:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+        self._fetches.stop()
         for task in list(self._tasks):
             task.cancel()
 
@@ -197,9 +207,10 @@ class Runtime:
         self._waits.end(session)
         self._memory.close(session)
         if not self._sessions:
-            self._lost.clear()
+            self._grants.forget()
             self._let_in.clear()
         self._tell(events.SessionClosed(session=session))
+        self._fetches.end_unwanted()
 
     def follow(self, session: int, accesses: Accesses, *, clock: int) -> None:
         """Take the session's coming accesses, in place of an earlier plan.
@@ -224,6 +235,7 @@ class Runtime:
         if needed.fits:
             self._let_in[digest] = max(needed.peak_bytes, self._let_in.get(digest, 0))
         self._tell(plan)
+        self._fetches.end_unwanted()
 
     def advance(self, session: int, clock: int) -> None:
         """The session has finished with every row before ``clock``."""
@@ -312,8 +324,8 @@ class Runtime:
         for effect in wanted:
             match effect:
                 case effects.Fetch():
-                    self._lost.discard(effect.key)
-                    self.spawn(self._fetch(effect.key, is_demand=effect.demand))
+                    self._grants.fetched_anew(effect.key)
+                    self._fetches.start(effect.key, is_demand=effect.demand)
                 case effects.Promote():
                     self._fetcher.promote(effect.key)
                 case effects.Evict():
@@ -322,49 +334,25 @@ class Runtime:
                     wait = self._waits.take(effect.session, effect.request)
                     if wait is not None:
                         self._sessions[wait.session].leases[wait.shard] += 1
-                        self.spawn(self._grant(effect, wait))
+                        self.spawn(self._grants.grant(effect, wait))
                 case effects.ServeFromMemory():
                     wait = self._waits.take(effect.session, effect.request)
                     if wait is not None:
-                        self._memory.serve(wait)
-                        # A disk that took nothing may do so again, and only who looks finds out.
-                        self.measure_overhead()
+                        self._serve_from_memory(wait)
                 case effects.Refuse():
                     wait = self._waits.take(effect.session, effect.request)
                     if wait is not None:
-                        wait.answer(self._refusal(effect.key, wait))
+                        wait.answer(self._fetches.refusal(wait))
                 case _:
                     assert_never(effect)
 
-    def _refusal(self, key: bytes, wait: Wait) -> CacheloaderError:
-        error = self._last_errors.get(key)
-        if error is not None:
-            return error
-        uri = self._sessions[wait.session].dataset.manifest.uri(wait.shard)
-        return DaemonError(f"{uri} could not be fetched; the daemon's log says why", uri=uri)
+    def _serve_from_memory(self, wait: Wait) -> None:
+        self._memory.serve(wait)
+        # A disk that took nothing may do so again, and only who looks finds out.
+        self.measure_overhead()
 
-    async def _fetch(self, key: bytes, *, is_demand: bool) -> None:
-        event: events.Event
-        started_s = self._loop.time()
-
-        def into_store(source: ShardSource) -> Awaitable[int]:
-            # Somebody may have come to wait for it since it was ordered, or since the last try.
-            return self._fetcher.into_store(source, is_demand=is_demand or bool(self._waits.of(key)))
-
-        try:
-            source, used_bytes = await self._bringer.bring(key, lambda: self._waits.of(key), into_store)
-        except DiskTrouble:
-            self.account.disk_failed(self._loop.time())
-            event = events.FetchFailed(key=key, disk=True)
-        except CacheloaderError as error:
-            self._last_errors[key] = error
-            event = events.FetchFailed(key=key, disk=False)
-        else:
-            self.account.shard_fetch_s.add(self._loop.time() - started_s)
-            self.account.remote_read_bytes["demand" if is_demand else "prefetch"] += source.info.size_bytes
-            event = events.FetchFinished(key=key, used_bytes=used_bytes)
+    def _fetched(self, event: events.Event) -> None:
         self._tell(event)
-        self._last_errors.pop(key, None)
         self.measure_overhead()
 
     def measure_overhead(self) -> None:
@@ -389,8 +377,7 @@ class Runtime:
         """Blobs are gone that nobody asked for: found damaged by the scrub, or their disk is gone."""
         for key in keys:
             # Who found it at the same time as a reader may come second, and then it may even be there again.
-            if key not in self._lost and self._planner.is_resident(key) and not self._fetcher.has(key):
-                self._lost.add(key)
+            if self._planner.is_resident(key) and not self._fetcher.has(key) and self._grants.note_lost(key):
                 self._tell(events.Dropped(key=key))
         self.measure_overhead()
 
@@ -403,69 +390,6 @@ class Runtime:
             log.warning("blob %s cannot be dropped: %s", key.hex(), error)
             self.account.disk_failed(self._loop.time())
         self._tell(events.Dropped(key=key))
-
-    async def _grant(self, effect: effects.Grant, wait: Wait) -> None:
-        try:
-            await self._bringer.require_right(wait)
-            lease = await self._fetcher.lease(effect.key, source="nvme" if effect.hit else "origin")
-        except BlobLost:
-            self._replace_lost(wait)
-        except CacheloaderError as error:
-            if self._take_back(wait):
-                wait.answer(error)
-        except DiskTrouble as error:
-            self.account.disk_failed(self._loop.time())
-            log.warning("blob %s cannot be opened: %s", effect.key.hex(), error)
-            if self._take_back(wait):
-                self._memory.serve(wait)
-        except Exception as error:
-            # The outer edge of a task: who waits has to hear of it.
-            log.exception("opening blob %s met a defect", effect.key.hex())
-            if self._take_back(wait):
-                wait.answer(DaemonError(f"the daemon met a defect ({error!r}); its log has the traceback"))
-        else:
-            if not self._hand_out(lease, wait):
-                self._take_back(wait)
-
-    def _take_back(self, wait: Wait) -> bool:
-        """Undo a grant that cannot be honoured; whether its session is still there."""
-        state = self._sessions.get(wait.session)
-        if state is None:
-            return False
-        state.leases[wait.shard] -= 1
-        self._tell(events.Released(session=wait.session, shard=wait.shard))
-        return True
-
-    def _replace_lost(self, wait: Wait) -> None:
-        """The blob behind a grant is gone or damaged: ask anew."""
-        if wait.session not in self._sessions:
-            return  # its lease ended with it, and the planner may have let the blob go since
-        # Told before the lease ends: a blob without leases that nobody knows to be gone may be chosen for eviction, and
-        # then its end would be told twice. Others may find the same blob gone; it is dropped once.
-        if wait.key not in self._lost:
-            self._lost.add(wait.key)
-            self._tell(events.Dropped(key=wait.key))
-        self._take_back(wait)
-        wait.attempts += 1
-        if wait.attempts < MAX_ATTEMPTS:
-            self._demand(wait)
-        else:
-            self._memory.serve(wait)
-
-    def _hand_out(self, lease: ShardLease, wait: Wait) -> bool:
-        """Give a lease to who waits; ``False``, and closed, if the session is gone or was promised another shard."""
-        state = self._sessions.get(wait.session)
-        if state is None:
-            lease.close()
-            return False
-        try:
-            state.dataset.check_count(wait.shard, lease.index_head)
-        except DatasetError as error:
-            lease.close()
-            wait.answer(error)
-            return False
-        wait.answer(lease)
-        return True
 
 
 async def _guarded(work: Coroutine[None, None, None]) -> None:

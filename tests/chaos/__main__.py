@@ -1,4 +1,4 @@
-"""``python -m tests.chaos --events 300``: breaks a job at random and counts what it got wrong; a seed repeats the plan."""
+"""``python -m tests.chaos --events 300``: breaks a job at random and counts what it got wrong."""
 
 from __future__ import annotations
 
