@@ -232,8 +232,8 @@ def test_credentials_are_in_no_log_status_lease_name_command_line_or_file(node: 
     opened = node.alice.open(node.socket, [url], headers=bearer(secret))
     assert opened["uris"] == [url], "the client itself gets its URL back"
     lease = node.alice.read(0)
+    node.alice.open(node.socket, [f"{node.web.url}/a.tar"], headers=bearer(f"{secret}-and-wrong"))
     with pytest.raises(OriginDenied):
-        node.alice.open(node.socket, [f"{node.web.url}/a.tar"], headers=bearer(f"{secret}-and-wrong"))
         node.alice.read(0)
     node.alice.open(node.socket, [url], headers=bearer(secret))
     assert secret not in node.daemon.log

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -111,10 +112,8 @@ class _Obedient:
     def try_files(self, folder: str) -> list[str]:
         found = []
         for path in [Path(folder), *(Path(folder) / name for name in ("index", "blobs", "manifests"))]:
-            try:
+            with contextlib.suppress(PermissionError, FileNotFoundError, NotADirectoryError):
                 found += [str(path), *os.listdir(path)]
-            except (PermissionError, FileNotFoundError, NotADirectoryError):
-                pass
         return found
 
 
