@@ -211,3 +211,29 @@ def test_a_session_with_fresh_credentials_helps_one_whose_have_expired(
         lease = old.acquire(2)
         assert lease.read() == shards.paths[2].read_bytes()
         lease.close()
+
+
+@pytest.mark.parametrize("wish", ["a request", "a plan"])
+def test_a_fetch_that_nobody_wants_any_more_ends_with_its_space(
+    daemons: Daemons, shards: ShardSet, url: str, proxy: FaultProxy, wish: str
+) -> None:
+    """1. A client wants shards of a store that has stopped sending. 2. It goes away. 3. Another reads what it likes."""
+    daemon = daemons().start()
+    proxy.inject(Fault(action="stall", path="shard-000006", after_bytes=100_000))
+    with opened(daemon, url, proxy) as other:
+        client = opened(daemon, url, proxy)
+        if wish == "a plan":
+            client.follow([6])
+        else:
+            client.say(messages.Acquire(id=70, shard=6))
+        wait_until(lambda: bool(daemon.partial_files) and proxy.in_flight > 0)
+        client.sock.close()
+        wait_until(lambda: daemon.plan()["fetching_shards"] == 0, timeout_s=10)
+        assert daemon.plan()["reserved_bytes"] == 0
+        assert not daemon.partial_files
+        proxy.reset()
+        lease = other.acquire(6)
+        assert lease.read() == shards.paths[6].read_bytes()
+        lease.close()
+    assert daemon.stop() == 0
+    assert "defect" not in daemon.log
