@@ -19,6 +19,7 @@ from cacheloader.config import EMBEDDED, NO_DAEMON, TransportOptions
 from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.goodput import command as goodput_command
 from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
+from cacheloader.planning import command as plan_command
 from cacheloader.protocol.messages import DatasetSpec
 from cacheloader.quantity import format_size
 from cacheloader.transport.base import AccessPlan
@@ -27,6 +28,8 @@ from cacheloader.transport.open import open_transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from cacheloader.manifest.record import Manifest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,6 +178,15 @@ class _Bar:
         self._bar.update(done - self._bar.n)
 
 
+def _opened(options: argparse.Namespace) -> Manifest:
+    transport = open_transport(_transport_options(options))
+    try:
+        with _Bar() as bar:
+            return transport.open_dataset(_spec(options), progress=bar.show)
+    finally:
+        transport.close()
+
+
 def _spec(options: argparse.Namespace) -> DatasetSpec:
     storage_options = {}
     if options.storage_options:
@@ -240,6 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     goodput_command.add_parser(commands, common)
 
     add_ckpt(commands, common=common)
+
+    plan_command.add_parser(commands, parents=[common, where], opened=_opened)
 
     status = commands.add_parser("status", parents=[common, where], help="show, or stop, the running daemon")
     status.add_argument("--stop", action="store_true", help="ask a private daemon to leave")

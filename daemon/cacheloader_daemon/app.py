@@ -229,7 +229,7 @@ class _Daemon:
     def _build_runtime(self, tasks: asyncio.TaskGroup, quick: DiskThreads, bulk: DiskThreads) -> Runtime:
         config = self._config
         planner = Planner(
-            PlannerOptions(quota_bytes=self._pool.quota_bytes, max_fetches=config.max_fetches),
+            PlannerOptions(quota_bytes=self._pool.quota_bytes, max_fetches=config.max_fetches, eviction=config.eviction),
             resident=[(blob.key, blob.used_bytes) for blob in self._pool.resident()],
             overhead_bytes=self._survey.overhead_bytes + self._pool.leftover_bytes,
         )

@@ -62,6 +62,8 @@ class DaemonConfig:
         max_requests: Unanswered requests of one client.
         max_messages_per_s: Messages a second that are read from one connection; 0 means no limit. What comes faster
             waits unread.
+        eviction: ``"plan"``; ``"lru"`` ignores what jobs say they will read, fetches nothing ahead and gives up the
+            shard used longest ago. It is there to compare with.
         max_fetches: Shards fetched at once.
         max_range_requests: Range requests to origins in flight at once.
         max_origin_requests_per_s: Range requests to origins begun in a second; 0 means no limit.
@@ -101,6 +103,7 @@ class DaemonConfig:
     max_connections: int = 1024
     max_requests: int = 256
     max_messages_per_s: int = 0
+    eviction: str = "plan"
     max_fetches: int = 16
     max_range_requests: int = 32
     max_origin_requests_per_s: int = 0
@@ -154,6 +157,8 @@ class DaemonConfig:
             )
         self._check_tenants()
         _ = self.priority, self.max_bytes_per_s
+        if self.eviction not in {"plan", "lru"}:
+            raise ConfigError(f"eviction={self.eviction!r} is none of plan, lru")
         if self.log_level not in {"DEBUG", "INFO", "WARNING", "ERROR"}:
             raise ConfigError(f"log_level={self.log_level!r} is none of DEBUG, INFO, WARNING, ERROR")
 
@@ -310,6 +315,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "max_transfer_size": (int, str),
     "max_memory_size": (int, str),
     "log_level": (str,),
+    "eviction": (str,),
 }
 
 

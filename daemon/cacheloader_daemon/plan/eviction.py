@@ -121,24 +121,26 @@ class VictimOrder:
         """The first to be given up; it stays listed."""
         return self.farthest_free(now_s) or self.farthest_kept(now_s)
 
-    def farthest_free(self, now_s: float) -> Victim | None:
-        """The first to be given up of those that are not to stay."""
-        while (top := self._unplanned.top()) is not None:
+    def farthest_free(self, now_s: float, allowed: Callable[[bytes], bool] | None = None) -> Victim | None:
+        """The first to be given up of those that are not to stay, and that are ``allowed``."""
+        while (top := self._unplanned.top(allowed)) is not None:
             use = self._horizon.next_use(top[1], now_s)
             if use.reader is None:
                 return Victim(top[1], INFINITE)
             self._move(top[1], use)
-        return self._farthest(lambda reader: reader.victims, now_s)
+        return self._farthest(lambda reader: reader.victims, now_s, allowed)
 
-    def farthest_kept(self, now_s: float) -> Victim | None:
-        """The first to be given up of those that are to stay."""
-        return self._farthest(lambda reader: reader.kept, now_s)
+    def farthest_kept(self, now_s: float, allowed: Callable[[bytes], bool] | None = None) -> Victim | None:
+        """The first to be given up of those that are to stay, and that are ``allowed``."""
+        return self._farthest(lambda reader: reader.kept, now_s, allowed)
 
-    def _farthest(self, heap: Callable[[Reader], LazyHeap], now_s: float) -> Victim | None:
+    def _farthest(
+        self, heap: Callable[[Reader], LazyHeap], now_s: float, allowed: Callable[[bytes], bool] | None
+    ) -> Victim | None:
         while True:
             farthest, bound_s, home = b"", -1.0, None
             for reader in self._horizon.readers:
-                planned = heap(reader).top()
+                planned = heap(reader).top(allowed)
                 if planned is not None:
                     seconds = self._horizon.seconds_until(reader, -planned[0], now_s)
                     if seconds > bound_s:
@@ -159,6 +161,8 @@ class VictimOrder:
         now_s: float,
         size_bytes: Callable[[bytes], int],
         is_ahead: Callable[[bytes], bool],
+        allowed: Callable[[bytes], bool] | None = None,
+        by_right: bool = False,
     ) -> list[Victim] | None:
         """Victims, no longer listed, whose sizes add up to ``need_bytes``; ``None`` if that would do harm.
 
@@ -169,16 +173,20 @@ class VictimOrder:
             now_s: The present.
             size_bytes: Size of a listed key.
             is_ahead: Whether a listed key was fetched ahead and is not used yet.
+            allowed: Whether a listed key may go at all; asked anew once another has gone.
+            by_right: Whether they go also if that does harm.
         """
         chosen: list[Victim] = []
         while need_bytes > 0:
-            victim = self.farthest_free(now_s)
+            victim = self.farthest_free(now_s, allowed)
             if incoming_s is None and (victim is None or is_ahead(victim.key)):
                 # To take the next shards of all from the window would only move the wait.
-                kept = self.farthest_kept(now_s)
+                kept = self.farthest_kept(now_s, allowed)
                 if victim is None or (kept is not None and kept.seconds > victim.seconds):
                     victim = kept
-            if victim is None or not may_replace(victim_s=victim.seconds, incoming_s=incoming_s or 0.0):
+            if victim is None or not (
+                by_right or may_replace(victim_s=victim.seconds, incoming_s=incoming_s or 0.0)
+            ):
                 for spared in chosen:
                     self.add(spared.key, now_s)
                 return None

@@ -105,11 +105,13 @@ class Missing:
         key: The shard.
         reserve_bytes: Its reservation.
         seconds: Time until its next use.
+        owner: Who needs it.
     """
 
     key: bytes
     reserve_bytes: int
     seconds: float
+    owner: str
 
 
 class Horizon:
@@ -273,7 +275,7 @@ class Horizon:
             key = catalog.keys[place]
             if key not in offered and not catalog.present[place]:
                 offered.add(key)
-                yield Missing(key, int(catalog.reserve_bytes[place]), until)
+                yield Missing(key, int(catalog.reserve_bytes[place]), until, reader.session.owner)
             following = self._missing_from(reader, access + 1)
             if following == reader.table.num_accesses:
                 heappop(heap)
@@ -295,8 +297,9 @@ class Horizon:
                     if reserve_bytes > free_bytes:
                         break
                     catalog.to_fill.popleft()
-                    seconds = self.next_use(catalog.keys[place], now_s).seconds
-                    return Missing(catalog.keys[place], reserve_bytes, seconds)
+                    use = self.next_use(catalog.keys[place], now_s)
+                    owner = "" if use.reader is None else use.reader.session.owner
+                    return Missing(catalog.keys[place], reserve_bytes, use.seconds, owner)
                 catalog.to_fill.popleft()
         return None
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 from cacheloader.errors import ConfigError
 from cacheloader.quantity import format_size
+from cacheloader_daemon.plan.shares import ShareOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class PlannerOptions:
         retry_s: Rest of a shard whose prefetch failed; doubles with each failure in a row.
         eviction: ``"plan"``, or ``"lru"`` to ignore all plans: nothing is fetched ahead, and the blob used longest ago
             goes first. It is there to compare with.
+        shares: What the owners of sessions are guaranteed and may hold; by default nobody is told apart.
     """
 
     quota_bytes: int
@@ -32,7 +33,8 @@ class PlannerOptions:
     lookahead_bytes: int | None = None
     patience_s: float = 5.0
     retry_s: float = 5.0
-    eviction: Literal["plan", "lru"] = "plan"
+    eviction: str = "plan"
+    shares: ShareOptions = field(default_factory=ShareOptions)
 
     def __post_init__(self) -> None:
         for name, smallest in (("quota_bytes", 1), ("max_fetches", 1), ("patience_s", 0), ("retry_s", 0)):

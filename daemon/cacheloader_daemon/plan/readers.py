@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cacheloader_daemon.plan.pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -60,13 +60,15 @@ class LazyHeap:
         """Remove ``key`` if it is there."""
         self._numbers.pop(key, None)
 
-    def top(self) -> tuple[int, bytes] | None:
-        """The smallest number with its key, which stays."""
+    def top(self, allowed: Callable[[bytes], bool] | None = None) -> tuple[int, bytes] | None:
+        """The smallest number with its key, which stays; of the keys that are ``allowed``, if that is given."""
         entries = self._entries
         while entries:
             number, key = entries[0]
             if self._numbers.get(key) == number:
-                return entries[0]
+                if allowed is None or allowed(key):
+                    return entries[0]
+                return min(((number, key) for key, number in self._numbers.items() if allowed(key)), default=None)
             heappop(entries)
         return None
 

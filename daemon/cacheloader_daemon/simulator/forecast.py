@@ -30,7 +30,7 @@ class Forecast:
         epoch_s: Seconds of an epoch.
         stall: Time spent waiting, as a part of the time without waiting.
         least_stall: What no policy can go below: ``(1 - c) / b - 1`` or 0, for one job; 0 for several.
-        first_stall: ``stall`` of the first epoch, from an empty cache.
+        first_epoch_s: Seconds of the first epoch, from an empty cache.
         origin_bytes_per_epoch: Read from the origin while each job reads the data set once.
         least_origin_bytes_per_epoch: The least for one job, ``(1 - c)`` of the data set.
         hit_rate: Part of what the jobs read that did not come from the origin for them.
@@ -44,7 +44,7 @@ class Forecast:
     epoch_s: float
     stall: float
     least_stall: float
-    first_stall: float
+    first_epoch_s: float
     origin_bytes_per_epoch: float
     least_origin_bytes_per_epoch: float
     hit_rate: float
@@ -78,7 +78,7 @@ def forecast(settings: Settings) -> Forecast:
         epoch_s=epoch_s,
         stall=max(0.0, epoch_s / ideal_s - 1),
         least_stall=least_stall(settings),
-        first_stall=max(0.0, max(job.ends[0] for job in node.jobs) / ideal_s - 1),
+        first_epoch_s=max(job.ends[0] for job in node.jobs),
         origin_bytes_per_epoch=per_epoch_bytes,
         least_origin_bytes_per_epoch=missing_bytes,
         hit_rate=1 - sent_bytes / read_bytes,

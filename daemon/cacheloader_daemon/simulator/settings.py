@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from cacheloader.errors import ConfigError
 
@@ -55,7 +55,7 @@ class Settings:
     check_s: float = 0.0
     max_fetches: int = 16
     lookahead_bytes: int = -1
-    eviction: Literal["plan", "lru"] = "plan"
+    eviction: str = "plan"
     num_jobs: int = 1
     num_ranks: int = 1
     batch_size: int = 64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, Grant, Promote, Refuse, ServeFromMemory
@@ -68,7 +68,7 @@ class Node:
         max_fetches: int = 8,
         lookahead_bytes: int | None = None,
         patience_s: float = 5.0,
-        eviction: Literal["plan", "lru"] = "plan",
+        eviction: str = "plan",
         checks: bool = True,
     ) -> None:
         options = PlannerOptions(

@@ -1,0 +1,107 @@
+"""The planner in virtual time: what it fetches and how long jobs wait, against what no policy can beat."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from math import log
+
+import pytest
+from cacheloader_daemon.simulator.__main__ import main
+from cacheloader_daemon.simulator.forecast import forecast
+from cacheloader_daemon.simulator.settings import Settings
+
+from cacheloader.errors import ConfigError
+
+MIB = 2**20
+NODE = Settings(
+    num_shards=400,
+    shard_bytes=MIB,
+    samples_per_shard=100,
+    cache_bytes=200 * MIB,
+    samples_per_s=1000.0,
+    bandwidth_bytes_per_s=30.0 * MIB,
+    shuffle_window=2,
+    batch_size=50,
+)
+
+
+@pytest.mark.parametrize("cached", [0.25, 0.5, 0.75, 0.9])
+def test_one_job_reads_hardly_more_than_what_the_cache_cannot_hold(cached: float) -> None:
+    settings = replace(NODE, cache_bytes=int(cached * 400) * MIB)
+    found = forecast(settings)
+    assert found.window_bytes <= 0.05 * settings.cache_bytes
+    assert found.origin_bytes_per_epoch <= 1.03 * (found.least_origin_bytes_per_epoch + found.window_bytes)
+    assert found.stall < 0.01
+
+
+@pytest.mark.parametrize("cached", [0.25, 0.5, 0.75])
+def test_lru_is_as_bad_as_arithmetic_says(cached: float) -> None:
+    found = forecast(replace(NODE, cache_bytes=int(cached * 400) * MIB, eviction="lru", num_epochs=5))
+    assert found.hit_rate == pytest.approx(cached + (1 - cached) * log(1 - cached), abs=0.03)
+
+
+def test_jobs_with_seeds_of_their_own_share_most_fetches() -> None:
+    assert forecast(replace(NODE, num_jobs=2)).hit_rate >= 0.68
+    assert forecast(replace(NODE, num_jobs=2, eviction="lru")).hit_rate < 0.4
+
+
+@pytest.mark.parametrize(("cached", "bandwidth"), [(0.5, 0.4), (0.5, 0.6), (0.75, 0.3)])
+def test_waiting_is_within_a_twentieth_of_the_least_possible(cached: float, bandwidth: float) -> None:
+    settings = replace(
+        NODE, num_shards=800, cache_bytes=int(cached * 800) * MIB, bandwidth_bytes_per_s=bandwidth * 10 * MIB
+    )
+    found = forecast(settings)
+    assert found.least_stall == pytest.approx(max(0.0, (1 - cached) / bandwidth - 1))
+    assert found.stall <= found.least_stall + 0.05 * (1 + found.least_stall)
+
+
+def test_second_requests_take_most_of_the_waiting_out_of_a_heavy_tail() -> None:
+    slow = replace(NODE, latency_s=0.2, latency_sigma=1.0, lookahead_bytes=10 * MIB)
+    plain, hedged = forecast(slow), forecast(replace(slow, hedge=True))
+    assert plain.stall > 0.02
+    assert hedged.stall < 0.6 * plain.stall
+    assert hedged.requests_per_epoch < 1.08 * plain.requests_per_epoch
+
+
+def test_equal_settings_give_equal_answers_and_another_seed_another() -> None:
+    settings = replace(NODE, num_shards=100, cache_bytes=50 * MIB, latency_sigma=1.0)
+    assert forecast(settings) == forecast(settings)
+    assert forecast(settings) != forecast(replace(settings, seed=18))
+
+
+def test_ranks_share_the_cache_and_their_jobs_pace() -> None:
+    found = forecast(replace(NODE, num_ranks=4, shuffle_window=1))
+    assert found.epoch_s == pytest.approx(40.0, rel=0.02)
+    assert found.hit_rate > 0.45
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_shards": 0}, "num_shards=0 is below 1"),
+        ({"cache_bytes": 1.5}, "cache_bytes=1.5 is no int"),
+        ({"samples_per_s": float("nan")}, "samples_per_s=nan is no number above 0"),
+        ({"eviction": "fifo"}, "none of plan, lru"),
+        ({"num_ranks": 401}, "401 ranks cannot share 400 shards"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        replace(NODE, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", "{}", '{"num_shards": 1, "colour": 2}'])
+def test_program_says_what_is_wrong_with_its_input(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(io.StringIO(text), io.StringIO()) == 2
+    assert capsys.readouterr().err.strip()
+
+
+def test_program_answers_with_plain_values() -> None:
+    asked = {"num_shards": 50, "shard_bytes": 1000, "samples_per_shard": 100, "cache_bytes": 25_000}
+    sink = io.StringIO()
+    asked |= {"samples_per_s": 100.0, "bandwidth_bytes_per_s": 1e6, "remedy": True, "shuffle_window": 1}
+    assert main(io.StringIO(json.dumps(asked)), sink) == 0
+    answer = json.loads(sink.getvalue())
+    assert answer["enough_cache_bytes"] == 25_000
