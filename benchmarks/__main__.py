@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SCENARIOS = {
     "fetch-cost": "benchmarks.scenarios.fetch_cost",
     "position": "benchmarks.scenarios.position",
+    "recovery": "benchmarks.scenarios.recovery",
     "two-epochs": "benchmarks.scenarios.two_epochs",
 }
 

@@ -58,6 +58,18 @@ def test_small_run_of_what_a_position_costs(tmp_path):
     assert len(measured) == 2
 
 
+def test_small_run_of_a_recovery_finds_every_blob_without_an_index(tmp_path):
+    done = benchmarks(
+        "--scenario", "recovery", "--small", "--repeats", "1", "--only", "deleted",
+        "--machine", "smoke", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "reports"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [data] = (tmp_path / "reports").glob("recovery-small_smoke_*.json")
+    content = json.loads(data.read_text())
+    [measured] = content["rounds"]
+    assert measured["index deleted"]["verified"]["samples"] == content["parameters"]["blobs"] == 2008
+
+
 def test_a_run_that_is_stopped_reports_its_complete_rounds_and_leaves_nothing(tmp_path):
     work, output = tmp_path / "work", tmp_path / "reports"
     process = subprocess.Popen(
