@@ -131,6 +131,20 @@ class Step(_Event, frozen=True, kw_only=True, tag="step", gc=False):
     source: str = ""
 
 
+class StepLate(_Event, frozen=True, kw_only=True, tag="step.late", gc=False):
+    """What a device told of a step some steps later.
+
+    Attributes:
+        of_mono_ns: The step event's ``mono_ns``.
+        exposed_s: As in ``Step``; negative if unknown.
+        coll_us: As in ``Step``.
+    """
+
+    of_mono_ns: int
+    exposed_s: float = -1.0
+    coll_us: tuple[int, ...] = ()
+
+
 class CkptBegin(_Event, frozen=True, kw_only=True, tag="ckpt.begin", gc=False):
     """The training thread begins to save ``step``."""
 
@@ -263,6 +277,7 @@ Event = (
     | PhaseBegin
     | PhaseEnd
     | Step
+    | StepLate
     | CkptBegin
     | CkptStaged
     | CkptCommit

@@ -23,7 +23,7 @@ class Meter(Protocol):
         """The loop has it; kernels of the step come next."""
         ...
 
-    def step_fields(self, recorder: Recorder, step: int) -> str:
+    def step_fields(self, recorder: Recorder, step: int, mono_ns: int) -> str:
         """What to add to the step's event: JSON with a comma in front, "" for nothing. May write events of its own."""
         ...
 

@@ -155,7 +155,8 @@ def _checkpoints(found: dict[str, Any]) -> str:
         f"advised every {advised} (90 %: {short} to {long}), {advice['goodput_best']:.1%} expected.</p>"
         f'<p class="soft">A save stalls {duration(advice["cost_s"])} and is durable after '
         f"{duration(advice['lag_s'])}; a restart takes {duration(advice['restart_s'])}; failures come "
-        f"every {best} (90 %: {low} to {high}, from {advice['num_failures']}). Young {duration(advice['young_s'])}, Daly {duration(advice['daly_s'])}, exact "
+        f"every {best} (90 %: {low} to {high}, from {advice['num_failures']}). "
+        f"Young {duration(advice['young_s'])}, Daly {duration(advice['daly_s'])}, exact "
         f"{duration(advice['exact_s'])}.</p>",
     )
 

@@ -183,12 +183,18 @@ def emit(event: str, *, step: int | None = None, **fields: Any) -> None:
 
 
 def ckpt_begin(ckpt: str, step: int) -> None:
-    """The training thread begins to save ``step`` as ``ckpt``."""
+    """The training thread begins to save ``step`` as ``ckpt``; what follows is no step until ``ckpt_staged``."""
+    run = active()
+    if run is not None:
+        run.is_saving = True
     emit("ckpt.begin", step=step, ckpt=ckpt)
 
 
 def ckpt_staged(ckpt: str, step: int, *, stall_s: float, size_bytes: int = 0) -> None:
     """The training thread goes on, after a stall that began ``stall_s`` ago."""
+    run = active()
+    if run is not None:
+        run.is_saving = False
     emit("ckpt.staged", step=step, ckpt=ckpt, stall_s=stall_s, bytes=size_bytes)
 
 
@@ -202,6 +208,9 @@ def ckpt_commit(ckpt: str, step: int, *, size_bytes: int = 0, manifest_hash: str
 
 def ckpt_fail(ckpt: str, step: int, *, error: str) -> None:
     """A save came to nothing."""
+    run = active()
+    if run is not None:
+        run.is_saving = False
     emit("ckpt.fail", step=step, ckpt=ckpt, error=error)
 
 

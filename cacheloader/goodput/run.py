@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +46,8 @@ class Run:
         launcher: Who started this launch; equal for launches that restart each other, so that the time between them
             is a restart and no gap. Taken from torchrun and Slurm.
         n_devices: Devices that are paid for, if that is not one for each rank of the attempt under way.
-        meter: Measures collectives and device idle time; ``measuring.Meter`` where torch is.
+        measure: Whether collectives and the device's idle time are measured, where torch is in use.
+        meter: What measures them; by default a ``measuring.Meter``.
         hooks: Other places to send numbers to, on rank 0: ``goodput.hooks``.
     """
 
@@ -60,6 +62,7 @@ class Run:
         attempt: str | None = None,
         launcher: str | None = None,
         n_devices: int = 0,
+        measure: bool = True,
         meter: Meter | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
@@ -71,9 +74,12 @@ class Run:
         self._launcher = _launcher() if launcher is None else launcher
         self._n_devices = n_devices
         self._meter = meter
+        self._measures = measure
         self._hooks = tuple(hooks)
         self.last_step = 0
         """The step that was completed last."""
+        self.is_saving = False
+        """Whether the training thread is saving a checkpoint."""
         self._loader: Any = None
         self._watch: Any = None
         self._depth = 0
@@ -95,6 +101,8 @@ class Run:
         restored = recording.enter(self)
         if restored is not None:
             self.last_step = restored
+        if self._meter is None and self._measures:
+            self._meter = _meter(here.world_size)
         if self._meter is not None:
             self._meter.start()
         if here.rank:
@@ -122,6 +130,16 @@ class Run:
         self.recorder.close()
         for hook in self._hooks:
             hook.finish()
+
+    @property
+    def meter(self) -> Any:
+        """What measures inside steps, ``None`` if nothing does; ``meter.watch(model)`` adds those of a DDP model."""
+        return self._meter
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether this is a phase or a save, and no part of a training step."""
+        return self._depth > 0 or self.is_saving
 
     def step(self, *, step: int | None = None, tokens: int = 0, samples: int = 0) -> None:
         """The step under way is complete.
@@ -242,12 +260,22 @@ class Run:
             fields += f',"source":{json.dumps(self._source)}'
             self._source = ""
         if self._meter is not None:
-            fields += self._meter.step_fields(self.recorder, self.last_step)
+            fields += self._meter.step_fields(self.recorder, self.last_step, now_ns)
         self.recorder.write("step", fields, (time.time_ns(), now_ns))
         if self._watch is not None:
             self._watch.beat(self.last_step)
         for hook in self._hooks:
             hook.step(self.last_step, (now_ns - begin_ns) / 1e9, fetch_s, tokens, samples)
+
+
+def _meter(world_size: int) -> Meter | None:
+    """What measures inside steps, if this process uses torch and there is something to measure."""
+    torch = sys.modules.get("torch")
+    if torch is None or (world_size == 1 and not torch.cuda.is_initialized()):
+        return None
+    from cacheloader.goodput.measuring import Meter
+
+    return Meter()
 
 
 def _launcher() -> str:

@@ -59,6 +59,8 @@ class Track:
         """By ``seq`` of the step."""
         self.sources: dict[int, str] = {}
         """Likewise: what was waited for."""
+        self.late: dict[int, events.StepLate] = {}
+        """What a device told of a step later, by ``seq``."""
         self.others: dict[int, Event] = {}
         """Events that are no steps, by ``seq``."""
         self._built: tuple[int, Painted] | None = None
@@ -67,6 +69,8 @@ class Track:
 
     def add(self, event: Event) -> None:
         """Take one event; one that is known already changes nothing."""
+        if isinstance(event, events.StepLate):
+            self.late.setdefault(event.seq, event)
         if not isinstance(event, events.Step):
             self.others.setdefault(event.seq, event)
             return
@@ -97,7 +101,7 @@ class Track:
 
     def painted(self) -> Painted:
         """Everything known so far, in order."""
-        size = len(self._steps) + len(self.others)
+        size = len(self._steps) + len(self.others) + len(self.late)
         if self._built is None or self._built[0] != size:
             self._built = (size, self._paint())
         return self._built[1]
@@ -105,6 +109,15 @@ class Track:
     def _paint(self) -> Painted:
         table = np.array(self._steps, dtype=np.int64).reshape(-1, len(STEP_FIELDS))
         table = table[np.argsort(table[:, 0], kind="stable")]
+        row_of = {mono: row for row, mono in enumerate(table[:, 1].tolist())} if self.late else {}
+        for _, late in sorted(self.late.items()):
+            row = row_of.get(late.of_mono_ns)
+            if row is None:
+                continue
+            if late.exposed_s >= 0:  # the device cannot have waited for data longer than the loop did
+                table[row, 4] = min(int(table[row, 5]), nanoseconds(late.exposed_s))
+            if late.coll_us:
+                self.collectives.setdefault(int(table[row, 0]), late.coll_us)
         others = [self.others[seq] for seq in sorted(self.others)]
         # The wall clock may jump; within a process only its first reading counts.
         first = min(others, key=lambda event: event.seq, default=None)
