@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 SCENARIOS = {
     "fetch-cost": "benchmarks.scenarios.fetch_cost",
     "position": "benchmarks.scenarios.position",
+    "small-samples": "benchmarks.scenarios.small_samples",
+    "stall": "benchmarks.scenarios.stall",
     "recovery": "benchmarks.scenarios.recovery",
     "two-epochs": "benchmarks.scenarios.two_epochs",
+    "volume": "benchmarks.scenarios.volume",
 }
 
 

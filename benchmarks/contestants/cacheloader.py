@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.meter import PhaseClock
+    from benchmarks.harness.packing import PackedShards
 
 SEED = 17
 FIELD = "bin"
@@ -36,16 +37,20 @@ class CacheloaderLoader:
         """Start the daemon, resolve the data set, make the loader."""
         import cacheloader as cl
 
-        origin = task.origin()
-        dataset = cl.RemoteDataset(
-            f"s3://{origin.bucket}/{origin.prefix}",
-            seed=SEED,
-            storage_options={
+        origin = task.store
+        url, storage_options = task.source_folder, None
+        if origin is not None:
+            url = f"s3://{origin.bucket}/{origin.prefix}"
+            storage_options = {
                 "key": origin.key,
                 "secret": origin.secret,
                 "endpoint_url": origin.endpoint_url,
                 "client_kwargs": {"region_name": origin.region},
-            },
+            }
+        dataset = cl.RemoteDataset(
+            url,
+            seed=SEED,
+            storage_options=storage_options,
             cache_dir=Path(task.folder, "cache"),
             cache_size=4 * sum(task.shard_bytes),
         )
@@ -78,3 +83,24 @@ class CacheloaderLoader:
             "workers": f"{self._workers}, persistent",
             "batch": "default collate: dict of lists of bytes",
         }
+
+
+def reads_of_epoch(packed: PackedShards, *, epoch: int, batch_size: int) -> list[list[tuple[int, int, int]]]:
+    """What the product reads in one epoch: batches of (shard, first byte, end) in its own order."""
+    import numpy as np
+
+    from cacheloader.order.options import OrderOptions
+    from cacheloader.order.sample_order import SampleOrder
+
+    options = OrderOptions(seed=SEED, lanes=1, shuffle=True, shuffle_window=8, tail="drop", redeal=0.0)
+    order = SampleOrder(np.array(packed.samples_per_shard, dtype=np.int64), options)
+    batches = []
+    for row in order.worker_rows(row=0, global_batch=batch_size, worker=0, num_workers=1):
+        places = order.batch(epoch=epoch, row=row, global_batch=batch_size, rank=0, world_size=1)
+        batches.append(
+            [
+                (shard, *packed.members[shard][sample])
+                for shard, sample in zip(places.shard.tolist(), places.sample.tolist(), strict=True)
+            ]
+        )
+    return batches

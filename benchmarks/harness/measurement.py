@@ -11,6 +11,9 @@ NOISY_CORES = 0.5
 OPENED = "data_set_open_s"
 """The mark of the moment when a loader's data set is open: servers started, shards and counts known."""
 
+FIRST_FETCH = "first_fetch_s"
+"""The mark of how long the first ``next()`` of the phase took."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
@@ -133,6 +136,14 @@ class Phase:
     def waiting_share(self) -> float | None:
         """Part of the wall time that the iterating thread spent inside ``next()``."""
         return None if self.fetch_total_s is None else self.fetch_total_s / self.wall_s
+
+    @property
+    def later_waiting_share(self) -> float | None:
+        """The same from the first batch on."""
+        first_s = self.marks.get(FIRST_FETCH)
+        if self.fetch_total_s is None or self.first_batch_s is None or first_s is None:
+            return None
+        return (self.fetch_total_s - first_s) / (self.wall_s - self.first_batch_s)
 
     @property
     def origin_bytes_per_payload_byte(self) -> float | None:

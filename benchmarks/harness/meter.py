@@ -9,7 +9,7 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import CpuSeconds, Measurement, PeakMemory, Phase, Tally
+from benchmarks.harness.measurement import FIRST_FETCH, CpuSeconds, Measurement, PeakMemory, Phase, Tally
 from benchmarks.harness.processes import Snapshot, peak_rss_bytes, reset_peak_rss
 from benchmarks.harness.statistics import percentile
 
@@ -76,7 +76,7 @@ class PhaseClock:
             self.size_bytes += size_bytes
             if self.first_batch_s is None:
                 self.first_batch_s = got - self._start
-                self.marks["first_batch_samples"] = samples
+                self.marks |= {"first_batch_samples": samples, FIRST_FETCH: got - asked}
             if step is not None:
                 step()
             asked = now()

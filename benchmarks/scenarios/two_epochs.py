@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from benchmarks.contestants.cacheloader import SEED
-from benchmarks.harness.contestant import Task
-from benchmarks.harness.packing import PackedShards, pack
+from benchmarks.contestants.cacheloader import reads_of_epoch
+from benchmarks.harness.packing import pack
 from benchmarks.harness.report import Comparison
 from benchmarks.harness.runner import Entry
-from benchmarks.harness.store import running_store
 from benchmarks.scenarios import rivals
+from benchmarks.scenarios.ground import BATCH_SIZE, ground
 from benchmarks.scenarios.scenario import Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-BATCH_SIZE = 64
+    from benchmarks.harness.contestant import Task
 
 ENGINE = "engine (ceiling)"
 ENGINE_NARROW = "engine, 8 requests in flight"
@@ -183,36 +179,17 @@ class TwoEpochs:
         """Pack, start the store, upload twice (with counts beside the shards and without)."""
         size = TwoEpochs(samples=512, sample_bytes=10_000, shards=4, warm_epochs=1) if small else self
         packed = pack(folder / "packed", samples=size.samples, sample_bytes=size.sample_bytes, shards=size.shards)
-        reads = folder / "reads.json"
-        reads.write_text(json.dumps(reads_of_epoch(packed, epoch=1)))
-        with running_store(folder / "store") as store:
-            counted = store.upload(packed, "counted/", with_counts=True)
-            uncounted = store.upload(packed, "uncounted/", with_counts=False)
-
-            def task(num_workers: int, *, counts: bool = True) -> Task:
-                return Task(
-                    folder="",
-                    source_folder=str(packed.folder),
-                    reads=str(reads),
-                    shard_names=packed.names,
-                    shard_bytes=packed.sizes_bytes,
-                    store=counted if counts else uncounted,
-                    expected=packed.expected,
-                    batch_size=BATCH_SIZE,
-                    num_workers=num_workers,
-                    warm_epochs=size.warm_epochs,
-                    server_pid=store.server.pid,
-                    metrics_url=store.metrics_url,
-                )
-
+        with ground(folder, packed, warm_epochs=size.warm_epochs) as there:
+            uncounted = there.running.upload(packed, "uncounted/", with_counts=False)
             entries = self._entries(
-                task(0), task(2), task(2, counts=False), first_shard=reads_of_epoch(packed, epoch=0)[0][0][0]
+                there.task(0),
+                there.task(2),
+                there.task(2, store=uncounted),
+                first_shard=reads_of_epoch(packed, epoch=0, batch_size=BATCH_SIZE)[0][0][0],
             )
             for rival in RIVALS_SHARED:
-                if rival.is_there:
-                    own = rival.store(counted, packed=packed, running=store, folder=folder / "converted")
-                    workers = (0, 2) if rival in RIVALS_ALONE else (2,)
-                    entries += [rival.entry(replace(task(n), store=own), script="epochs:Epochs") for n in workers]
+                workers = (0, 2) if rival in RIVALS_ALONE else (2,)
+                entries += there.rival_entries(rival, workers, script="epochs:Epochs")
             yield Prepared(
                 entries=entries,
                 comparisons=COMPARISONS,
@@ -226,7 +203,7 @@ class TwoEpochs:
                     "transform": "none",
                 },
                 notes=[*NOTES, *rivals.missing(RIVALS_SHARED)],
-                before_each=store.warm,
+                before_each=there.running.warm,
             )
 
     def _entries(self, alone: Task, shared: Task, uncounted: Task, *, first_shard: int) -> list[Entry]:
@@ -266,25 +243,6 @@ class TwoEpochs:
             loader(PRODUCT_2, shared, product),
             loader(PRODUCT_UNCOUNTED, uncounted, product),
         ]
-
-
-def reads_of_epoch(packed: PackedShards, *, epoch: int) -> list[list[tuple[int, int, int]]]:
-    """What the product reads in one epoch: batches of (shard, first byte, end) in its own order."""
-    from cacheloader.order.options import OrderOptions
-    from cacheloader.order.sample_order import SampleOrder
-
-    options = OrderOptions(seed=SEED, lanes=1, shuffle=True, shuffle_window=8, tail="drop", redeal=0.0)
-    order = SampleOrder(np.array(packed.samples_per_shard, dtype=np.int64), options)
-    batches = []
-    for row in order.worker_rows(row=0, global_batch=BATCH_SIZE, worker=0, num_workers=1):
-        places = order.batch(epoch=epoch, row=row, global_batch=BATCH_SIZE, rank=0, world_size=1)
-        batches.append(
-            [
-                (shard, *packed.members[shard][sample])
-                for shard, sample in zip(places.shard.tolist(), places.sample.tolist(), strict=True)
-            ]
-        )
-    return batches
 
 
 SCENARIO = TwoEpochs()

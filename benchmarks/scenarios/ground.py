@@ -1,0 +1,93 @@
+"""What most scenarios stand on: packed tars, a store that has them, tasks that name both."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from benchmarks.contestants.cacheloader import reads_of_epoch
+from benchmarks.harness.contestant import Store, Task
+from benchmarks.harness.store import running_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from benchmarks.harness.packing import PackedShards
+    from benchmarks.harness.runner import Entry
+    from benchmarks.harness.store import RunningStore
+    from benchmarks.scenarios.rivals import Rival
+
+BATCH_SIZE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Data set and store.
+
+    Attributes:
+        folder: Scratch directory.
+        packed: The tars on disk.
+        running: The store.
+        tars: Where they lie in it, counts beside them.
+        reads: File with the order of the product's second epoch.
+        warm_epochs: Epochs in a warm phase.
+        batch_size: Samples per batch.
+    """
+
+    folder: Path
+    packed: PackedShards
+    running: RunningStore
+    tars: Store
+    reads: Path
+    warm_epochs: int
+    batch_size: int
+
+    def task(self, num_workers: int, *, store: Store | None = None) -> Task:
+        """A task for so many workers, on the tars if no other place is named."""
+        return Task(
+            folder="",
+            source_folder=str(self.packed.folder),
+            reads=str(self.reads),
+            shard_names=self.packed.names,
+            shard_bytes=self.packed.sizes_bytes,
+            store=store or self.tars,
+            expected=self.packed.expected,
+            batch_size=self.batch_size,
+            num_workers=num_workers,
+            warm_epochs=self.warm_epochs,
+            server_pid=self.running.server.pid,
+            metrics_url=self.running.metrics_url,
+        )
+
+    def rival_entries(self, rival: Rival, workers: tuple[int, ...], *, script: str) -> list[Entry]:
+        """A peer with each number of workers, on its own copy of the data set; nothing if it has no environment."""
+        if not rival.is_there:
+            return []
+        store = rival.store(self.tars, packed=self.packed, running=self.running, folder=self.folder / "converted")
+        return [rival.entry(self.task(number, store=store), script=script) for number in workers]
+
+
+@contextmanager
+def ground(folder: Path, packed: PackedShards, *, warm_epochs: int, batch_size: int = BATCH_SIZE) -> Iterator[Ground]:
+    """Start a store and upload the tars."""
+    reads = folder / "reads.json"
+    reads.write_text(json.dumps(reads_of_epoch(packed, epoch=1, batch_size=batch_size)))
+    with running_store(folder / "store") as running:
+        tars = running.upload(packed, "counted/", with_counts=True)
+        yield Ground(
+            folder=folder,
+            packed=packed,
+            running=running,
+            tars=tars,
+            reads=reads,
+            warm_epochs=warm_epochs,
+            batch_size=batch_size,
+        )
+
+
+def on_another_path(task: Task, folder: Path) -> Task:
+    """The same task with its shards in a folder instead of a store."""
+    return replace(task, source_folder=str(folder), store=None, metrics_url="")

@@ -1,0 +1,101 @@
+"""Samples of a kilobyte, read warm by one process: what a sample costs when its bytes cost nothing."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from benchmarks.harness.packing import pack
+from benchmarks.harness.report import Comparison
+from benchmarks.harness.runner import Entry
+from benchmarks.scenarios import rivals
+from benchmarks.scenarios.ground import BATCH_SIZE, ground
+from benchmarks.scenarios.scenario import Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+PREAD = "pread, 1 process (ceiling)"
+PRODUCT = "cacheloader, 0 workers"
+RIVALS = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA)
+LABELS = (PREAD, PRODUCT, *(rival.named(0) for rival in RIVALS))
+
+COMPARISONS = (
+    Comparison(name="warm samples/s", over=(PRODUCT, "warm"), under=None, target=100_000),
+    Comparison(name="warm / pread, a call a sample", over=(PRODUCT, "warm"), under=(PREAD, "warm")),
+    *(
+        Comparison(name=f"warm / {rival.label}", over=(PRODUCT, "warm"), under=(rival.named(0), "warm"), target=10)
+        for rival in RIVALS
+    ),
+)
+
+NOTES = (
+    "One process, no workers, no transform. pread reads each sample by a call of its own, into memory that it reuses, "
+    "in the product's order; the product may read neighbours together.",
+    "The samples per second of a shared machine say little; the ratios within a round say more.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallSamples:
+    """The scenario.
+
+    Attributes:
+        samples: Size of the data set.
+        sample_bytes: Payload of one sample.
+        shards: Number of tar files.
+        warm_epochs: Epochs in the warm phase.
+    """
+
+    samples: int = 65_536
+    sample_bytes: int = 1_000
+    shards: int = 8
+    warm_epochs: int = 3
+
+    @property
+    def theme(self) -> str:
+        """Its name."""
+        return "small-samples"
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Names of its contestants."""
+        return LABELS
+
+    @contextmanager
+    def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:
+        """Pack, start the store, upload."""
+        size = replace(self, samples=2048, shards=4, warm_epochs=1) if small else self
+        packed = pack(folder / "packed", samples=size.samples, sample_bytes=size.sample_bytes, shards=size.shards)
+        with ground(folder, packed, warm_epochs=size.warm_epochs) as there:
+            task = there.task(0)
+            entries = [
+                Entry(label=PREAD, factory="benchmarks.contestants.pread:Pread", task=task),
+                Entry(
+                    label=PRODUCT,
+                    factory="benchmarks.contestants.epochs:Epochs",
+                    options={"loader": "benchmarks.contestants.cacheloader:CacheloaderLoader"},
+                    task=task,
+                ),
+            ]
+            for rival in RIVALS:
+                entries += there.rival_entries(rival, (0,), script="epochs:Epochs")
+            yield Prepared(
+                entries=entries,
+                comparisons=COMPARISONS,
+                parameters={
+                    "samples": size.samples,
+                    "sample_bytes": size.sample_bytes,
+                    "shards": size.shards,
+                    "batch_size": BATCH_SIZE,
+                    "warm_epochs": size.warm_epochs,
+                    "store": "SeaweedFS on the same machine, loopback",
+                },
+                notes=[*NOTES, *rivals.missing(RIVALS)],
+                before_each=there.running.warm,
+            )
+
+
+SCENARIO = SmallSamples()
