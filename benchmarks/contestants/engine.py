@@ -23,10 +23,16 @@ class Engine:
         range_bytes: Bytes of one request, the daemon's default if not given.
         concurrency: Requests in flight, the daemon's default if not given.
         first: Number of a shard to write before all others, which counts as the first batch.
+        reuse_memory: Whether the C library keeps the memory of a body for the next one, as the daemon lets it.
     """
 
     def __init__(
-        self, *, range_bytes: int | None = None, concurrency: int | None = None, first: int | None = None
+        self,
+        *,
+        range_bytes: int | None = None,
+        concurrency: int | None = None,
+        first: int | None = None,
+        reuse_memory: bool = False,
     ) -> None:
         from cacheloader_daemon.config import DaemonConfig
 
@@ -34,9 +40,14 @@ class Engine:
         self._range_bytes = range_bytes or defaults.range_bytes
         self._concurrency = concurrency or defaults.max_range_requests
         self._first = first
+        self._reuse_memory = reuse_memory
 
     def prepare(self, task: Task) -> None:
         """Import the engine."""
+        if self._reuse_memory:
+            from cacheloader_daemon.allocator import reuse_freed_memory
+
+            reuse_freed_memory()
         import obstore.store
         import uvloop
 
@@ -70,6 +81,7 @@ class Engine:
                 "engine": "obstore get_range_async under uvloop, os.pwrite in threads",
                 "range bytes": self._range_bytes,
                 "requests in flight": self._concurrency,
+                "memory of a body": "reused" if self._reuse_memory else "as the C library has it",
             }
         )
 

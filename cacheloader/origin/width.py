@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FIRST_REQUESTS = 4
-"""A guess between a request alone, which leaves a long link idle, and the full width, which delays the first shard."""
+FIRST_REQUESTS = 8
+"""What a shard of 64 MiB has ranges of 8 MiB: the first one that somebody waits for goes out at once, and alone."""
 
 LEAST_GAIN = 1.25
 """By how much twice the requests have to raise the rate to be kept: between nothing, on a link that is full, and twice

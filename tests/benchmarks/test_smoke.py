@@ -166,3 +166,17 @@ runner = Runner(Path(folder), timeout_s=timeout_s, calm_timeout_s=0, say=lambda 
 [measured] = runner.rounds([Entry(label="it", factory=factory, task=task)], repeats=1)
 print(json.dumps(measured["it"].configuration.get("left", [])))
 """
+
+
+def test_small_run_of_what_a_gigabyte_costs(tmp_path):
+    done = benchmarks(
+        "--scenario", "fetch-cost", "--small", "--repeats", "1", "--only", "memory reused", "--only", "daemon",
+        "--machine", "smoke", "--work", str(tmp_path / "work"), "--output", str(tmp_path / "reports"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    [data] = (tmp_path / "reports").glob("fetch-cost-small_smoke_*.json")
+    content = json.loads(data.read_text())
+    [measured] = content["rounds"]
+    assert len(measured) == 2
+    assert "wake-ups/s" in measured["daemon"]["configuration"]["at rest, no client"]
+    assert [ratio["figure"] for ratio in content["ratios"]] == ["CPU s/GB"]
