@@ -111,12 +111,12 @@ def _parse(line: str) -> ProcessStat:
     )
 
 
-def context_switches(pid: int) -> int:
-    """How often the threads of a process went to sleep of their own accord, and so were woken; 0 if it has ended."""
-    total = 0
+def context_switches(pid: int) -> dict[int, int]:
+    """For each thread of a process, how often it went to sleep of its own accord, and so was woken; {} if it ended."""
+    found: dict[int, int] = {}
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for line in (thread / "status").read_text().splitlines():
                 if line.startswith("voluntary_ctxt_switches:"):
-                    total += int(line.split()[1])
-    return total
+                    found[int(thread.name)] = int(line.split()[1])
+    return found

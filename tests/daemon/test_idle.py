@@ -18,29 +18,33 @@ STILL_S = 2.0
 MOST_WAKE_UPS = 1
 
 
-def wake_ups(pid: int) -> int:
-    """How often the threads of a process have gone to sleep, and so were woken."""
-    lines = [
-        line for thread in Path(f"/proc/{pid}/task").iterdir() for line in (thread / "status").read_text().splitlines()
-    ]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
+def sleeps(pids: list[int]) -> dict[Path, int]:
+    """For each thread of some processes, how often it has gone to sleep, and so was woken."""
+    found: dict[Path, int] = {}
+    for thread in (thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()):
+        for line in (thread / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                found[thread] = int(line.split()[1])
+    return found
 
 
 class Stillness:
-    """Whether the processes have slept through the last seconds, their threads all the same and one wake-up aside."""
+    """Whether the processes have slept through the last seconds, all threads the same and one wake-up aside."""
 
     def __init__(self, pids: list[int]) -> None:
         self._pids = pids
         self._begin()
 
     def has_come(self) -> bool:
-        if sum(map(wake_ups, self._pids)) - self._wake_ups > MOST_WAKE_UPS:
+        now = sleeps(self._pids)
+        woken = sum(count - self._sleeps.get(thread, 0) for thread, count in now.items())
+        if now.keys() != self._sleeps.keys() or woken > MOST_WAKE_UPS:
             self._begin()
         return time.monotonic() - self._since_s >= STILL_S
 
     def _begin(self) -> None:
         self._since_s = time.monotonic()
-        self._wake_ups = sum(map(wake_ups, self._pids))
+        self._sleeps = sleeps(self._pids)
 
 
 def test_an_idle_daemon_sleeps_with_a_client_and_without(daemons: Callable[..., NodeDaemon], shards: ShardSet) -> None:
