@@ -93,13 +93,16 @@ def life(attempt: Attempt, painted: dict[tuple[int, str], Painted], *, now_ns: i
         now_ns: The present, if nobody has taken over since; else ``None``.
     """
     starts = [paint.first_ns for paint in painted.values()] or [attempt.earliest_ns]
-    exits = {event.of_rank: event.wall_ns for event in attempt.failures.values() if event.kind == "exit"}
+    exits = {e.of_rank: e.died_wall_ns or e.wall_ns for e in attempt.failures.values() if e.kind == "exit"}
     ends: dict[int, int] = {}
     for (rank, _), paint in painted.items():
         seen = [wall for wall, state in attempt.signs.get(rank, {}).items() if state not in ("", "Z", "X")]
         own = [paint.end[0]] if paint.end is not None else []
         ends[rank] = max([paint.last_ns, *seen, *own, *([exits[rank]] if rank in exits else [])])
-    others = [event.wall_ns for event in attempt.failures.values()]
+    others = [
+        event.died_wall_ns or event.wall_ns if event.first_seen_by == "daemon" else event.wall_ns
+        for event in attempt.failures.values()
+    ]
     end_ns = max([*ends.values(), *others, *starts])
     is_done = (
         len(painted) >= attempt.world
@@ -149,7 +152,7 @@ def _death(
     last_marks = [paint.marks[-1].end_ns for paint in painted.values() if paint.marks]
     silent = [rank for (rank, _), paint in painted.items() if paint.end is None]
     durations = [paint.table[:, 3] for paint in painted.values() if len(paint.end_ns)]
-    is_witnessed = any(event.died_wall_ns == died_ns for event in attempt.failures.values())
+    is_witnessed = any(e.died_wall_ns == died_ns and e.first_seen_by != "daemon" for e in attempt.failures.values())
     in_phase = any(paint.open_phase is not None for paint in painted.values())  # those take as long as they take
     if last_steps and not is_witnessed and not in_phase and any(len(values) > 1 for values in durations):
         usual_ns = median_ns(np.concatenate(durations))

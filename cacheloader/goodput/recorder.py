@@ -92,6 +92,11 @@ class Recorder:
         self._common = json.dumps(common, separators=(",", ":"))[1:-1]
 
     @property
+    def watch_path(self) -> Path:
+        """The file that the node's daemon writes what it sees of this rank to."""
+        return self._folder / f"{stem(self.attempt, -1)}-r{self.rank:05d}.jsonl"
+
+    @property
     def path(self) -> Path:
         """The file that is being written."""
         return self._folder / _segment_name(self._stem, self._segment)
@@ -203,6 +208,7 @@ def ckpt_commit(ckpt: str, step: int, *, size_bytes: int = 0, manifest_hash: str
     emit("ckpt.commit", step=step, ckpt=ckpt, bytes=size_bytes, hash=manifest_hash)
     run = active()
     if run is not None:
+        run.committed(step)
         run.recorder.sync()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -82,6 +83,8 @@ class Run:
         """Whether the training thread is saving a checkpoint."""
         self._loader: Any = None
         self._watch: Any = None
+        self._committed = -1
+        self._waiting_tokens: deque[tuple[int, int]] = deque(maxlen=1_000_000)
         self._depth = 0
         self._fetched_samples = 0
         self._fetch_s = 0.0
@@ -126,7 +129,7 @@ class Run:
         if cause == "done" and self.recorder.rank == 0:
             self.recorder.emit("run.end", reason=cause)
         if self._watch is not None:
-            self._watch.end(cause)
+            self._watch.end()
         self.recorder.close()
         for hook in self._hooks:
             hook.finish()
@@ -212,7 +215,9 @@ class Run:
             return
         if self.every_batch:
             self._close_step()
-        self._loader = loader
+        if self._loader is not loader:
+            self._loader = loader
+            self._ask_for_watch(loader)
         if self._begin_ns < 0:
             self._begin_ns = time.monotonic_ns()
             if self._meter is not None:
@@ -235,9 +240,25 @@ class Run:
         if self._loader is loader and not self._depth:
             self._loader, self._begin_ns, self._fetch_s = None, -1, 0.0
 
-    def watch(self, watch: Any) -> None:
-        """Tell ``watch`` (``transport.reporting``) of each step, so that the daemon sees whether this rank lives."""
-        self._watch = watch
+    def committed(self, step: int) -> None:
+        """Steps up to ``step`` are safe; ``recorder.ckpt_commit`` calls this, in any thread."""
+        self._committed = max(self._committed, step)
+
+    def _ask_for_watch(self, loader: Any) -> None:
+        """Have the daemon of the first loader that knows one watch this rank."""
+        ask = getattr(loader, "watch_run", None)
+        if self._watch is None and ask is not None:
+            to = self.recorder
+            self._watch = ask(to.watch_path, run=to.run, attempt=to.attempt, rank=to.rank, world=to.world_size)
+
+    def _beat(self, dur_s: float, exposed_s: float, tokens: int) -> None:
+        self._waiting_tokens.append((self.last_step, tokens))
+        kept = 0
+        while self._waiting_tokens and self._waiting_tokens[0][0] <= self._committed:
+            kept += self._waiting_tokens.popleft()[1]
+        self._watch.beat(
+            self.last_step, dur_s=dur_s, exposed_s=exposed_s, tokens=tokens, kept_tokens=kept, committed=self._committed
+        )
 
     def _close_step(self, tokens: int = 0, samples: int = 0) -> None:
         begin_ns, self._begin_ns = self._begin_ns, -1
@@ -263,7 +284,7 @@ class Run:
             fields += self._meter.step_fields(self.recorder, self.last_step, now_ns)
         self.recorder.write("step", fields, (time.time_ns(), now_ns))
         if self._watch is not None:
-            self._watch.beat(self.last_step)
+            self._beat((now_ns - begin_ns) / 1e9, fetch_s, tokens)
         for hook in self._hooks:
             hook.step(self.last_step, (now_ns - begin_ns) / 1e9, fetch_s, tokens, samples)
 

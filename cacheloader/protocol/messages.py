@@ -2,7 +2,8 @@
 
 A client opens with ``Hello`` and the daemon answers ``Welcome`` or ``Failed``. After that the client sends requests,
 each with an ``id`` of its own choice; the daemon answers each id with its reply, in any order, possibly after
-several ``Progress``. ``Advance``, ``Release`` and ``Report`` have no reply.
+several ``Progress``. ``Advance``, ``Release``, ``Report``, ``WatchRun``, ``Beat`` and ``EndRun`` have no
+reply.
 
 Bulk data never travels inside a message: a message says that a descriptor comes with it ("+ fd").
 """
@@ -107,6 +108,51 @@ class Report(_Message, frozen=True, kw_only=True, omit_defaults=True):
     samples: int
     fallbacks: int = 0
     away_seconds: float = 0.0
+
+
+class WatchRun(_Message, frozen=True, kw_only=True):
+    """One rank of a training run asks to be watched. + fd: its file for what the daemon sees, open for appending.
+
+    No reply. From here on the daemon writes a heartbeat into the file every few seconds, and at the end of the
+    connection, if no ``EndRun`` came, that the process has gone. So a rank that is killed, or hangs, leaves an account.
+
+    Attributes:
+        run: Name of the run.
+        attempt: Name of the launch.
+        rank: Which.
+        world: Ranks of the attempt.
+    """
+
+    run: str
+    attempt: str
+    rank: int
+    world: int
+
+
+class Beat(_Message, frozen=True, kw_only=True, omit_defaults=True):
+    """What a watched rank has done since its last beat. No reply.
+
+    Attributes:
+        step: Last step that it has completed.
+        steps: Steps since.
+        step_seconds: How long they took, together.
+        exposed_seconds: How long its device waited for data in them.
+        tokens: Tokens of them.
+        kept_tokens: Tokens that a commit has made safe since.
+        committed_step: The last step that is safe, -1 if unknown.
+    """
+
+    step: int
+    steps: int = 0
+    step_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    tokens: int = 0
+    kept_tokens: int = 0
+    committed_step: int = -1
+
+
+class EndRun(_Message, frozen=True, kw_only=True):
+    """A watched rank ends on its own accord, well or with an error, and has written down why. No reply."""
 
 
 class GetStatus(_Message, frozen=True, kw_only=True):
@@ -215,7 +261,20 @@ class Failed(_Message, frozen=True, kw_only=True):
     uri: str = ""
 
 
-Request = Hello | OpenDataset | FollowPlan | Advance | Acquire | Release | Report | GetStatus | Stop
+Request = (
+    Hello
+    | OpenDataset
+    | FollowPlan
+    | Advance
+    | Acquire
+    | Release
+    | Report
+    | WatchRun
+    | Beat
+    | EndRun
+    | GetStatus
+    | Stop
+)
 Reply = Welcome | Progress | DatasetReady | Accepted | Leased | LeasedIndex | Status | Failed
 
 

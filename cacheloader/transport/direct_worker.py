@@ -105,7 +105,7 @@ class Conversation:
                 self._work(request.id, self._lend(request))
             case messages.Release():
                 self._opened().release(request.shard)
-            case messages.Report():
+            case messages.Report() | messages.WatchRun() | messages.Beat() | messages.EndRun():
                 pass
             case messages.GetStatus() | messages.Stop():
                 self._fail(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cacheloader.config import NO_DAEMON
@@ -11,6 +13,8 @@ from cacheloader.protocol import messages
 from cacheloader.transport.control import connect_running
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cacheloader.config import TransportOptions
     from cacheloader.transport.link import Link
 
@@ -49,6 +53,10 @@ class FetchReporter:
             self._due_s = now_s + self.PERIOD_S
             self._send(now_s + self.PATIENCE_S)
 
+    def watch(self, path: Path, *, run: str, attempt: str, rank: int, world: int) -> RunWatch:
+        """Ask the same daemon to watch this rank of a run, and to write what it sees to ``path``."""
+        return RunWatch(self._options, path, messages.WatchRun(run=run, attempt=attempt, rank=rank, world=world))
+
     def flush(self) -> None:
         """Send what is left, at the end of an epoch."""
         if self._seconds and self._due_s < float("inf"):
@@ -74,3 +82,76 @@ class FetchReporter:
         except (CacheloaderError, TimeoutError):
             self.close()
             self._due_s = deadline + self.RETRY_S
+
+
+class RunWatch:
+    """Tells the daemon what a rank of a training run does, so that it leaves an account if it is killed or hangs.
+
+    At most once a second, waits for nothing, and is silent where no daemon takes it.
+
+    Args:
+        options: Which daemon.
+        path: The file that the daemon shall write to.
+        request: Who is to be watched.
+    """
+
+    PERIOD_S = 1.0
+    PATIENCE_S = 0.05
+    RETRY_S = 30.0
+
+    def __init__(self, options: TransportOptions, path: Path, request: messages.WatchRun) -> None:
+        self._options = options
+        self._path = path
+        self._request = request
+        self._link: Link | None = None
+        self._due_s = float("inf") if options.daemon == NO_DAEMON else 0.0
+        self._beat = messages.Beat(step=0)
+
+    def beat(self, step: int, *, dur_s: float, exposed_s: float, tokens: int, kept_tokens: int, committed: int) -> None:
+        """A step is complete; its numbers go with the next message."""
+        if self._due_s == float("inf"):
+            return
+        before = self._beat
+        self._beat = messages.Beat(
+            step=step,
+            steps=before.steps + 1,
+            step_seconds=before.step_seconds + dur_s,
+            exposed_seconds=before.exposed_seconds + exposed_s,
+            tokens=before.tokens + tokens,
+            kept_tokens=before.kept_tokens + kept_tokens,
+            committed_step=committed,
+        )
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = now_s + self.PERIOD_S
+            self._send(now_s + self.PATIENCE_S)
+
+    def end(self) -> None:
+        """The rank ends by itself."""
+        if self._due_s < float("inf"):
+            self._send(time.monotonic() + self.PATIENCE_S)
+        if self._link is not None:
+            with suppress(CacheloaderError, TimeoutError):
+                self._link.send(messages.EndRun(), deadline=time.monotonic() + self.PATIENCE_S)
+            self._link.close()
+        self._link, self._due_s = None, float("inf")
+
+    def _send(self, deadline: float) -> None:
+        try:
+            if self._link is None or not self._link.is_open:
+                self._link = connect_running(self._options, deadline)
+                if self._link.hello(deadline=deadline).version < messages.SIGNS_OF_LIFE:
+                    self._link.close()
+                    self._due_s = float("inf")  # an older daemon watches nobody
+                    return
+                fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                try:
+                    self._link.send(self._request, fd, deadline=deadline)
+                finally:
+                    os.close(fd)
+            self._link.send(self._beat, deadline=deadline)
+            self._beat = messages.Beat(step=self._beat.step)
+        except (CacheloaderError, TimeoutError, OSError):
+            if self._link is not None:
+                self._link.close()
+            self._link, self._due_s = None, deadline + self.RETRY_S

@@ -29,6 +29,7 @@ from cacheloader_daemon.metrics import MetricsServer, bind_loopback
 from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
 from cacheloader_daemon.plan.options import PlannerOptions
+from cacheloader_daemon.plan.shares import ShareOptions
 from cacheloader_daemon.prepare import Preparers
 from cacheloader_daemon.proofs import Proofs
 from cacheloader_daemon.rights import ClientRights
@@ -39,6 +40,7 @@ from cacheloader_daemon.server.session import Session
 from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics, seen_by
 from cacheloader_daemon.storage import open_pool, scrubbing
 from cacheloader_daemon.tenants import Tenant, Visitor, tenant_of
+from cacheloader_daemon.watching import Watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +168,7 @@ class _Daemon:
         self._survey = survey
         self._sockets = sockets
         self._account = Account()
+        self._watching = Watching()
         self._stopping = asyncio.Event()
         self._idle: asyncio.TimerHandle | None = None
 
@@ -179,7 +182,8 @@ class _Daemon:
         bulk = DiskThreads(BULK_THREADS, name="disk-bulk")
         self._preparers = preparers = Preparers(self._config.prepare_processes)
         metrics = MetricsServer(
-            metrics=lambda: as_metrics(self._status()), is_ready=lambda: not self._stopping.is_set()
+            metrics=lambda: as_metrics(self._status()) + self._watching.metrics(),
+            is_ready=lambda: not self._stopping.is_set(),
         )
         datasets: Datasets | None = None
         try:
@@ -207,6 +211,7 @@ class _Daemon:
 
                 self._begin_to_leave()
                 notifier.stopping()
+                self._watching.leave()
                 server.close("the daemon is leaving; connect again")
                 runtime.stop()
         finally:
@@ -229,12 +234,24 @@ class _Daemon:
     def _build_runtime(self, tasks: asyncio.TaskGroup, quick: DiskThreads, bulk: DiskThreads) -> Runtime:
         config = self._config
         planner = Planner(
-            PlannerOptions(quota_bytes=self._pool.quota_bytes, max_fetches=config.max_fetches, eviction=config.eviction),
+            PlannerOptions(
+                quota_bytes=self._pool.quota_bytes,
+                max_fetches=config.max_fetches,
+                eviction=config.eviction,
+                shares=ShareOptions(
+                    guaranteed_bytes={one.name: one.guaranteed_bytes for one in config.tenants if one.guaranteed_bytes},
+                    max_bytes={one.name: one.max_bytes for one in config.tenants if one.max_bytes},
+                ),
+            ),
             resident=[(blob.key, blob.used_bytes) for blob in self._pool.resident()],
             overhead_bytes=self._survey.overhead_bytes + self._pool.leftover_bytes,
         )
         planner.set_room(self._survey.limit_bytes, takes_shards=self._survey.takes_shards)
-        self._slots = TransferSlots(max_bytes=config.max_transfer_bytes, max_requests=config.max_range_requests)
+        self._slots = TransferSlots(
+            max_bytes=config.max_transfer_bytes,
+            max_requests=config.max_range_requests,
+            hedge_share=config.hedge_share,
+        )
         fetcher = Fetcher(
             store=self._pool,
             preparers=self._preparers,
@@ -290,6 +307,7 @@ class _Daemon:
             environment_counts=private,
             stop=(lambda: self._stop("a client's Stop")) if private else None,
             status=lambda: as_json(seen_by(visitor, self._status(), administrators={0, os.geteuid()})),
+            watching=self._watching,
             visitor=visitor,
         )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.server.connection import Connection
     from cacheloader_daemon.shards import Dataset
     from cacheloader_daemon.tenants import Visitor
+    from cacheloader_daemon.watching import WatchedRank, Watching
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Session:
         environment_counts: Whether the client's own credential variables are used (a private daemon) or dropped.
         stop: Makes the daemon leave; ``None`` if clients may not.
         status: The daemon's statistics, encoded.
+        watching: Ranks that asked to be watched.
         visitor: Who is at the other end; ``None`` for the daemon's own user.
     """
 
@@ -56,6 +58,7 @@ class Session:
         environment_counts: bool,
         stop: Callable[[], None] | None,
         status: Callable[[], bytes],
+        watching: Watching,
         visitor: Visitor | None = None,
     ) -> None:
         self._connection = connection
@@ -66,6 +69,8 @@ class Session:
         self._stop = stop
         self._status = status
         self._visitor = visitor
+        self._watching = watching
+        self._watched: WatchedRank | None = None
         self._open_requests: set[int] = set()
         self._acquiring: dict[int, int] = {}  # request to shard
         self._loop = asyncio.get_running_loop()
@@ -81,7 +86,7 @@ class Session:
         Raises:
             ProtocolError: The client broke the rules.
         """
-        takes_fd = isinstance(request, messages.OpenDataset | messages.FollowPlan)
+        takes_fd = isinstance(request, messages.OpenDataset | messages.FollowPlan | messages.WatchRun)
         if takes_fd != (fd is not None):
             _close(fd)
             raise ProtocolError(f"{type(request).__name__} came {'without its' if takes_fd else 'with a'} descriptor")
@@ -92,6 +97,19 @@ class Session:
                 self._advance(request)
             case messages.Release():
                 self._release(request)
+            case messages.WatchRun():
+                assert fd is not None, "checked above"
+                if self._watched is not None:
+                    _close(fd)
+                    raise ProtocolError("WatchRun came twice on one connection")
+                self._watched = self._watching.watch(request, fd, pid=self._connection.peer.pid)
+            case messages.Beat() | messages.EndRun():
+                if self._watched is None:
+                    raise ProtocolError(f"{type(request).__name__} came before WatchRun")
+                if isinstance(request, messages.Beat):
+                    self._watched.beat(request)
+                else:
+                    self._watched.end()
             case messages.Report():
                 self._runtime.account.reported(request.fetch_seconds, request.samples)
                 self._runtime.account.missed(request.fallbacks, request.away_seconds)
@@ -112,6 +130,9 @@ class Session:
             task.cancel()
         if self._beat is not None:
             self._beat.cancel()
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
         if self._dataset is not None:
             self._runtime.close_session(self._session)
             self._dataset = None
