@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
+from cacheloader.origin.hedge import SHARE, Hedges
 from cacheloader.origin.retry import Backoff, HostPace
 from cacheloader.origin.width import WidthSearch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from cacheloader.origin.hedge import HedgeStatistics
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,12 +43,14 @@ class SlotStatistics:
         size_bytes: Bytes that they asked for and that are not yet written.
         waiting: Requests that wait for a slot.
         throttled_total: "Slow down" answers so far.
+        hedges: Second requests so far.
     """
 
     requests: int
     size_bytes: int
     waiting: int
     throttled_total: int
+    hedges: HedgeStatistics
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -67,7 +72,11 @@ class TransferSlots:
         max_bytes: Bytes asked for and not yet written, over all requests. One larger request runs alone.
         max_requests: Requests in flight.
         backoff: How long a host is left alone after a "slow down".
+        hedge_share: Requests that may be asked a second time because they are late, as a share of all.
         random_unit: Gives random numbers in [0, 1).
+
+    Attributes:
+        hedges: Asks a second time.
     """
 
     def __init__(
@@ -76,12 +85,14 @@ class TransferSlots:
         max_bytes: int = 256 * 2**20,
         max_requests: int = 32,
         backoff: Backoff | None = None,
+        hedge_share: float = SHARE,
         random_unit: Callable[[], float] = random.random,
     ) -> None:
         if max_bytes < 1 or max_requests < 1:
             raise ConfigError(
                 f"max_bytes={max_bytes}, max_requests={max_requests} allow no transfer; both must be 1 or more"
             )
+        self.hedges = Hedges(share=hedge_share)
         self._max_bytes = max_bytes
         self._max_requests = max_requests
         self._backoff = backoff or Backoff()
@@ -101,6 +112,7 @@ class TransferSlots:
             size_bytes=self._bytes,
             waiting=len(self._waiters),
             throttled_total=self._throttled,
+            hedges=self.hedges.statistics(),
         )
 
     @asynccontextmanager
@@ -132,6 +144,7 @@ class TransferSlots:
         """Say that ``host`` answered "slow down" to a request that started at ``started_s`` (time of the loop)."""
         self._throttled += 1
         now_s = asyncio.get_running_loop().time()
+        self.hedges.throttled(host, now_s=now_s)
         self._paces[host] = self._pace(host).throttled(
             width=self._width(host).allowed,
             started_s=started_s,

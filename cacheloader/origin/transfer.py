@@ -202,7 +202,12 @@ class _Retries:
                         raise_if_hopeless(last)  # the wait for a slot may have taken all that was left
                     try:
                         cut_s = _cut(timeout_s, elapsed_s=started_s - first_s, limits=self.limits)
-                        body = await _one_try(read, action=reading(part), uri=uri, timeout_s=cut_s)
+                        body = await _one_try(
+                            lambda: self.slots.hedges.run(read, host=self.host, size_bytes=part.size_bytes),
+                            action=reading(part),
+                            uri=uri,
+                            timeout_s=cut_s,
+                        )
                     except OriginError as error:
                         last = error
                         failures += 1

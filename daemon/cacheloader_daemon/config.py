@@ -68,6 +68,8 @@ class DaemonConfig:
         max_range_requests: Range requests to origins in flight at once.
         max_origin_requests_per_s: Range requests to origins begun in a second; 0 means no limit.
         max_bandwidth: Bytes a second asked of origins; "" means no limit.
+        hedge_share: Range requests that may be asked a second time because they are late, as a share of all; 0 for
+            never.
         range_size: Bytes of one range request.
         max_transfer_size: Bytes asked of origins and not yet written to disk; bounds the daemon's memory.
         max_memory_size: Bytes of shards that may be served from memory at once, where the cache cannot take them (its
@@ -108,6 +110,7 @@ class DaemonConfig:
     max_range_requests: int = 32
     max_origin_requests_per_s: int = 0
     max_bandwidth: int | str = ""
+    hedge_share: float = 0.05
     range_size: int | str = "8MiB"
     max_transfer_size: int | str = "256MiB"
     max_memory_size: int | str = ""
@@ -148,6 +151,8 @@ class DaemonConfig:
             value = getattr(self, name)
             if not smallest <= value <= largest:
                 raise ConfigError(f"{name}={value} is not between {smallest} and {largest}")
+        if not 0 <= self.hedge_share <= 1:
+            raise ConfigError(f"hedge_share={self.hedge_share} is not between 0 (never) and 1")
         if self.idle_timeout_s is not None and not 0 <= self.idle_timeout_s < float("inf"):
             raise ConfigError(f"idle_timeout_s={self.idle_timeout_s} is no number of seconds; pass 0 for never")
         if self.private and (self.allowed_uids or self.allowed_gids or self.allow_all_users or self.tenants):

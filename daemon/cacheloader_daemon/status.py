@@ -174,6 +174,14 @@ def as_metrics(status: DaemonStatus) -> str:
         "cacheloader_origin_throttled_total", "Answers that asked to slow down.", status.transfers.throttled_total
     )
 
+    hedges = status.transfers.hedges
+    text.counter("cacheloader_origin_range_requests_total", "Ranges asked of origins.", hedges.requests)
+    text.counter(
+        "cacheloader_origin_hedges_total",
+        "Ranges asked a second time because the first request was late, by whether that was faster.",
+        by("result", {"won": hedges.won, "lost": hedges.hedges - hedges.won}),
+    )
+    text.counter("cacheloader_origin_hedged_bytes_total", "Bytes asked a second time.", hedges.hedged_bytes)
     text.gauge(
         "cacheloader_origin_failures",
         "Requests that failed since the store last delivered a shard.",
@@ -204,6 +212,12 @@ def as_metrics(status: DaemonStatus) -> str:
             },
         ),
     )
+    if plan.owner_bytes:
+        text.gauge(
+            "cacheloader_tenant_store_bytes",
+            "Blobs and downloads that count for a tenant.",
+            by("tenant", plan.owner_bytes),
+        )
     text.gauge("cacheloader_store_limit_bytes", "What the cache may hold.", plan.quota_bytes)
     text.gauge("cacheloader_lookahead_bytes", "Bytes fetched ahead and not used yet.", plan.ahead_bytes)
     text.gauge("cacheloader_lookahead_limit_bytes", "Bound of the bytes fetched ahead.", plan.lookahead_bytes)
