@@ -173,7 +173,7 @@ class Attack:
         self._hear(until_the_end=not is_request)
 
     def _join(self) -> None:
-        """A new connection: most often one that goes no further than Hello and is soon at fault, else one that reads."""
+        """A new connection: most often one that goes no further than Hello and fails, else one that reads."""
         turn = self._report.connections = self._report.connections + 1
         self._is_deep = turn % 8 == 0
         client = RawClient(self._daemon.socket, greet=turn % 4 != 1, timeout_s=ANSWER_S)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, ServeFromMemory
 from cacheloader_daemon.plan.horizon import INFINITE
 from cacheloader_daemon.plan.pace import FetchTimes
+from cacheloader_daemon.plan.shares import Claim
 from cacheloader_daemon.plan.states import ShardState
 
 if TYPE_CHECKING:
@@ -128,6 +129,9 @@ class Admission:
         """Give up blobs while more was found on disk than the quota allows."""
         ledger = self._holdings.ledger
         while ledger.free_bytes + ledger.evicting_bytes < 0:
+            borrowed = self._claim("", own=True, others=True, by_right=True)
+            if self._holdings.shares.is_shared and self._take(1, None, now_s, effects, borrowed):
+                continue
             victim = self._holdings.victims.farthest(now_s)
             if victim is None:
                 return
@@ -159,7 +163,12 @@ class Admission:
                 continue
             if not free_fetches:
                 break
-            room = Room.NONE if blocked is not None else self._make_room(shard.reserve_bytes, None, now_s, effects)
+            owner = shard.waits[0].session.owner
+            room = (
+                Room.NONE
+                if blocked is not None
+                else self._make_room(shard.reserve_bytes, None, now_s, effects, owner=owner)
+            )
             if room is Room.READY:
                 holdings.start_demand(shard, now_s)
                 self.num_demand_fetches += 1
@@ -208,7 +217,7 @@ class Admission:
             # All shards of the next window are needed at one moment, and may begin to come when this one has begun.
             if missing.seconds > ahead_s and ahead_bytes + missing.reserve_bytes > least_bytes:
                 return
-            room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects)
+            room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects, owner=missing.owner)
             if room is Room.NONE:
                 return
             if room is Room.READY:
@@ -224,37 +233,78 @@ class Admission:
             return
         spare = int(FILLING * self._options.max_fetches) - holdings.num_fetching
         while spare > 0 and (missing := self._horizon.next_to_fill(holdings.ledger.free_bytes, now_s)) is not None:
+            if holdings.shares.excess_bytes(missing.owner, missing.reserve_bytes) > 0:
+                return
             self._prefetch(missing, now_s, effects, is_in_window=False)
             spare -= 1
 
     def _prefetch(self, missing: Missing, now_s: float, effects: list[Effect], *, is_in_window: bool) -> None:
-        self._holdings.start_prefetch(missing.key, missing.reserve_bytes, now_s, is_in_window=is_in_window)
+        self._holdings.start_prefetch(
+            missing.key, missing.reserve_bytes, now_s, is_in_window=is_in_window, owner=missing.owner
+        )
         self.num_prefetches += 1
         effects.append(Fetch(key=missing.key, demand=False))
 
-    def _make_room(self, need_bytes: int, incoming_s: float | None, now_s: float, effects: list[Effect]) -> Room:
+    def _make_room(
+        self, need_bytes: int, incoming_s: float | None, now_s: float, effects: list[Effect], *, owner: str
+    ) -> Room:
         """Find space behind all shards that this round has found to be waiting; evict where that does no harm.
 
         ``incoming_s`` is the time until the shard is needed, ``None`` if somebody waits for it.
         """
-        holdings, ledger = self._holdings, self._holdings.ledger
+        ledger, shares = self._holdings.ledger, self._holdings.shares
+        excess_bytes = shares.excess_bytes(owner, need_bytes)
+        if excess_bytes > 0 and not self._take(excess_bytes, incoming_s, now_s, effects, self._claim(owner, own=True)):
+            return Room.NONE
         if not self._claimed_bytes and need_bytes <= ledger.free_bytes:
             return Room.READY
         short_bytes = self._claimed_bytes + need_bytes - ledger.free_bytes - ledger.evicting_bytes
-        if short_bytes > 0:
-            victims = holdings.victims.choose(
-                short_bytes,
-                incoming_s=incoming_s,
-                now_s=now_s,
-                size_bytes=holdings.size_bytes,
-                is_ahead=holdings.ahead.__contains__,
-            )
-            if victims is None:
-                return Room.NONE
-            for victim in victims:
-                self._evict(victim.key, now_s, effects)
+        if short_bytes > 0 and not self._take_for(
+            owner, short_bytes, incoming_s, now_s, effects, need_bytes=need_bytes
+        ):
+            return Room.NONE
         self._claimed_bytes += need_bytes
         return Room.COMING
+
+    def _take_for(
+        self,
+        owner: str,
+        short_bytes: int,
+        incoming_s: float | None,
+        now_s: float,
+        effects: list[Effect],
+        *,
+        need_bytes: int,
+    ) -> bool:
+        shares = self._holdings.shares
+        if not shares.is_shared:
+            return self._take(short_bytes, incoming_s, now_s, effects, None)
+        # What others have borrowed is given back first, whenever they would need it.
+        borrowed = self._claim(owner, others=True, by_right=True)
+        if shares.is_entitled(owner, need_bytes) and self._take(short_bytes, incoming_s, now_s, effects, borrowed):
+            return True
+        return self._take(short_bytes, incoming_s, now_s, effects, self._claim(owner, own=True, others=True))
+
+    def _claim(self, owner: str, *, own: bool = False, others: bool = False, by_right: bool = False) -> Claim:
+        holdings = self._holdings
+        return Claim(holdings.shares, owner, holdings.owner_and_size, own=own, others=others, by_right=by_right)
+
+    def _take(
+        self, size_bytes: int, incoming_s: float | None, now_s: float, effects: list[Effect], claim: Claim | None
+    ) -> bool:
+        """Evict so many bytes, or nothing if that would do harm."""
+        holdings = self._holdings
+        victims = holdings.victims.choose(
+            size_bytes,
+            incoming_s=incoming_s,
+            now_s=now_s,
+            size_bytes=holdings.size_bytes,
+            is_ahead=holdings.ahead.__contains__,
+            claim=claim,
+        )
+        for victim in victims or ():
+            self._evict(victim.key, now_s, effects)
+        return victims is not None
 
     def _evict(self, key: bytes, now_s: float, effects: list[Effect]) -> None:
         self.unused_prefetch_bytes += self._holdings.evict(key, now_s)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from cacheloader_daemon.plan.horizon import Catalog, Horizon, NextUse
     from cacheloader_daemon.plan.readers import Reader
+    from cacheloader_daemon.plan.shares import Claim
 
 MARGIN = 1 / 8
 """How much later, in proportion, a victim has to be needed: measured rates waver by some percent, and two sessions
@@ -161,8 +162,7 @@ class VictimOrder:
         now_s: float,
         size_bytes: Callable[[bytes], int],
         is_ahead: Callable[[bytes], bool],
-        allowed: Callable[[bytes], bool] | None = None,
-        by_right: bool = False,
+        claim: Claim | None = None,
     ) -> list[Victim] | None:
         """Victims, no longer listed, whose sizes add up to ``need_bytes``; ``None`` if that would do harm.
 
@@ -173,9 +173,9 @@ class VictimOrder:
             now_s: The present.
             size_bytes: Size of a listed key.
             is_ahead: Whether a listed key was fetched ahead and is not used yet.
-            allowed: Whether a listed key may go at all; asked anew once another has gone.
-            by_right: Whether they go also if that does harm.
+            claim: Whose blobs may go, where owners are told apart.
         """
+        allowed, by_right = (None, False) if claim is None else (claim.allows, claim.by_right)
         chosen: list[Victim] = []
         while need_bytes > 0:
             victim = self.farthest_free(now_s, allowed)
@@ -184,14 +184,14 @@ class VictimOrder:
                 kept = self.farthest_kept(now_s, allowed)
                 if victim is None or (kept is not None and kept.seconds > victim.seconds):
                     victim = kept
-            if victim is None or not (
-                by_right or may_replace(victim_s=victim.seconds, incoming_s=incoming_s or 0.0)
-            ):
+            if victim is None or not (by_right or may_replace(victim_s=victim.seconds, incoming_s=incoming_s or 0.0)):
                 for spared in chosen:
                     self.add(spared.key, now_s)
                 return None
             self.discard(victim.key)
             chosen.append(victim)
+            if claim is not None:
+                claim.take(victim.key)
             need_bytes -= size_bytes(victim.key)
         return chosen
 

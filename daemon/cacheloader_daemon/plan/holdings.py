@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cacheloader_daemon.plan.eviction import VictimOrder
+from cacheloader_daemon.plan.shares import NOBODY, ShareOptions, Shares
 from cacheloader_daemon.plan.states import MOVES, Cause, IllegalEvent, ShardState
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Shard:
         used: When it was used last, as a number that grows.
         blocked_since_s: Since when its requests wait for space, ``None`` while they do not.
         began_s: When its last fetch began.
+        owner: For whom it was fetched.
     """
 
     key: bytes
@@ -59,6 +61,7 @@ class Shard:
     used: int = 0
     blocked_since_s: float | None = None
     began_s: float = 0.0
+    owner: str = NOBODY
 
 
 class Holdings:
@@ -68,10 +71,12 @@ class Holdings:
         ledger: The bytes.
         horizon: The plans.
         rests: Shards that are not to be fetched ahead for a while.
+        shares: What counts for whom.
     """
 
-    def __init__(self, ledger: Ledger, horizon: Horizon, rests: Rests) -> None:
+    def __init__(self, ledger: Ledger, horizon: Horizon, rests: Rests, shares: Shares | None = None) -> None:
         self.ledger = ledger
+        self.shares = shares or Shares(ShareOptions())
         self.shards: dict[bytes, Shard] = {}
         self.victims = VictimOrder(horizon, lambda key: self.shards[key].used)
         self.queue: dict[bytes, Shard] = {}
@@ -95,6 +100,11 @@ class Holdings:
         """Size of a resident on disk."""
         return self.shards[key].used_bytes
 
+    def owner_and_size(self, key: bytes) -> tuple[str, int]:
+        """For whom a resident counts, and how much."""
+        shard = self.shards[key]
+        return shard.owner, shard.used_bytes
+
     def illegal(self, what: str, key: bytes | None = None) -> IllegalEvent:
         """The error for an event that cannot have happened."""
         if key is None:
@@ -110,6 +120,7 @@ class Holdings:
         shard = self.shards[key] = Shard(key, used_bytes, state=ShardState.RESIDENT, used_bytes=used_bytes)
         self._horizon.track(key)
         self.ledger.found(used_bytes)
+        self.shares.take(shard.owner, used_bytes)
         self._use(shard)
         self.victims.add(key, 0.0)
 
@@ -148,6 +159,8 @@ class Holdings:
     def start_demand(self, shard: Shard, now_s: float) -> None:
         """Reserve space for a wanted shard whose fetch begins."""
         self.ledger.reserve(shard.reserve_bytes)
+        shard.owner = shard.waits[0].session.owner
+        self.shares.take(shard.owner, shard.reserve_bytes)
         self._move(shard, Cause.DEMAND_FETCH_STARTED, now_s)
         del self.queue[shard.key]
         shard.blocked_since_s = None
@@ -156,10 +169,13 @@ class Holdings:
         self.num_fetching += 1
         self.num_demand_fetching += 1
 
-    def start_prefetch(self, key: bytes, reserve_bytes: int, now_s: float, *, is_in_window: bool) -> None:
+    def start_prefetch(
+        self, key: bytes, reserve_bytes: int, now_s: float, *, is_in_window: bool, owner: str = NOBODY
+    ) -> None:
         """Reserve space for an absent shard that is fetched ahead, for its next use or only to fill the cache."""
         self.ledger.reserve(reserve_bytes)
-        shard = self.shards[key] = Shard(key, reserve_bytes, began_s=now_s)
+        self.shares.take(owner, reserve_bytes)
+        shard = self.shards[key] = Shard(key, reserve_bytes, began_s=now_s, owner=owner)
         self._horizon.track(key)
         self._move(shard, Cause.PREFETCH_STARTED, now_s)
         self.num_fetching += 1
@@ -170,6 +186,7 @@ class Holdings:
     def commit(self, shard: Shard, used_bytes: int, now_s: float) -> list[Wait]:
         """The fetch has a blob; returns who waits for it, to be leased next."""
         self.ledger.commit(shard.reserve_bytes, used_bytes)
+        self.shares.take(shard.owner, used_bytes - shard.reserve_bytes)
         self._move(shard, Cause.FETCH_FINISHED, now_s)
         self._landed(shard)
         shard.used_bytes = used_bytes
@@ -184,6 +201,7 @@ class Holdings:
     def fail(self, shard: Shard, now_s: float) -> list[Wait]:
         """The fetch has no blob; returns who waits for it."""
         self.ledger.cancel(shard.reserve_bytes)
+        self.shares.take(shard.owner, -shard.reserve_bytes)
         self._move(shard, Cause.FETCH_FAILED, now_s)
         self._landed(shard)
         waits, shard.waits = shard.waits, []
@@ -205,6 +223,7 @@ class Holdings:
         unused_bytes = self.ahead.get(key, 0)
         self.not_ahead(key)
         self.ledger.evict(shard.used_bytes)
+        self.shares.take(shard.owner, -shard.used_bytes)
         self._move(shard, Cause.CHOSEN_AS_VICTIM, now_s)
         return unused_bytes
 
@@ -220,6 +239,7 @@ class Holdings:
             return
         self.victims.discard(shard.key)
         self.not_ahead(shard.key)
+        self.shares.take(shard.owner, -shard.used_bytes)
         if shard.leases:
             self.ledger.lost_while_leased(shard.used_bytes)
             self._move(shard, Cause.LOST_WHILE_LEASED, now_s)

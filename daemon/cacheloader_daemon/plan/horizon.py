@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -298,8 +299,8 @@ class Horizon:
                         break
                     catalog.to_fill.popleft()
                     use = self.next_use(catalog.keys[place], now_s)
-                    owner = "" if use.reader is None else use.reader.session.owner
-                    return Missing(catalog.keys[place], reserve_bytes, use.seconds, owner)
+                    reader = use.reader or next(chain.from_iterable(catalog.readers.values()))
+                    return Missing(catalog.keys[place], reserve_bytes, use.seconds, reader.session.owner)
                 catalog.to_fill.popleft()
         return None
 

@@ -41,6 +41,12 @@ def _check_bytes(holdings: Holdings) -> None:
     assert taken[ShardState.FETCHING] == ledger.reserved_bytes, "reserved bytes are not those of the fetches"
     assert taken[ShardState.EVICTING] == ledger.evicting_bytes, "evicting bytes are not those of the victims"
     assert taken[ShardState.UNLINKED] == ledger.unlinked_bytes, "unlinked bytes are not those of lost blobs"
+    held: Counter[str] = Counter()
+    for shard in holdings.shards.values():
+        if shard.state in {ShardState.FETCHING, ShardState.RESIDENT}:
+            held[shard.owner] += shard.reserve_bytes if shard.state is ShardState.FETCHING else shard.used_bytes
+    for owner in {*held, *holdings.shares.by_owner()}:
+        assert held[owner] == holdings.shares.held_bytes(owner), f"the bytes of owner {owner!r} do not add up"
     assert holdings.ahead_bytes == sum(holdings.ahead.values()), "the bytes fetched ahead do not add up"
     for key in holdings.ahead:
         assert holdings.state(key) in {ShardState.FETCHING, ShardState.RESIDENT}, "an absent shard is ahead"

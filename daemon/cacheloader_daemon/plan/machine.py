@@ -26,6 +26,7 @@ from cacheloader_daemon.plan.ledger import Ledger
 from cacheloader_daemon.plan.options import PlannerStatistics, WorkingSet
 from cacheloader_daemon.plan.readers import Session
 from cacheloader_daemon.plan.rests import Rests
+from cacheloader_daemon.plan.shares import Shares
 from cacheloader_daemon.plan.states import ShardState
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Planner:
         self._horizon = Horizon()
         self._ledger = Ledger(quota_bytes=options.quota_bytes, overhead_bytes=overhead_bytes)
         self._rests = Rests(options.retry_s)
-        self._holdings = Holdings(self._ledger, self._horizon, self._rests)
+        self._shares = Shares(options.shares)
+        self._holdings = Holdings(self._ledger, self._horizon, self._rests, self._shares)
         self._sessions: dict[int, Session] = {}
         self._admission = Admission(options, self._holdings, self._horizon, self._sessions)
         self._now_s = 0.0
@@ -148,12 +150,13 @@ class Planner:
             IllegalEvent: The session is not open.
             ProtocolError: The arrays of the plan break its rules.
         """
-        peak = self._session(plan.session).catalog.table(plan).peak
+        session = self._session(plan.session)
+        peak = session.catalog.table(plan).peak
         return WorkingSet(
             peak_bytes=peak.size_bytes,
             peak_clock=peak.clock,
             num_shards=peak.num_shards,
-            quota_bytes=self._options.quota_bytes,
+            quota_bytes=self._shares.most_bytes(session.owner, self._options.quota_bytes),
             overhead_bytes=self._ledger.overhead_bytes,
         )
 
@@ -206,6 +209,7 @@ class Planner:
             failed_fetches=self._failed,
             memory_serves=admission.num_memory_serves,
             refusals=self._refusals,
+            owner_bytes=self._shares.by_owner(),
         )
 
     @property

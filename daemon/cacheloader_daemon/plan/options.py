@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
 from cacheloader.quantity import format_size
 from cacheloader_daemon.plan.shares import ShareOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +130,7 @@ class PlannerStatistics:
         failed_fetches: Fetches that ended without a blob.
         memory_serves: Requests answered from memory.
         refusals: Requests refused since their fetch failed.
+        owner_bytes: By owner, blobs and reservations that count for him.
     """
 
     quota_bytes: int
@@ -158,3 +163,4 @@ class PlannerStatistics:
     failed_fetches: int
     memory_serves: int
     refusals: int
+    owner_bytes: Mapping[str, int] = field(default_factory=dict)

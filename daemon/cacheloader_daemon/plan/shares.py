@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cacheloader.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 NOBODY = ""
 """Owner of blobs of an earlier start, and of sessions that name none."""
@@ -82,3 +82,46 @@ class Shares:
     def by_owner(self) -> dict[str, int]:
         """Bytes that count for each owner who holds any."""
         return {owner: size for owner, size in self._held.items() if size and owner != NOBODY}
+
+
+class Claim:
+    """From whom an owner may take blobs, and how many have been taken already.
+
+    Args:
+        shares: What all hold.
+        owner: Who needs space.
+        of: Owner and size of a blob.
+        own: Whether his own blobs may go.
+        others: Whether those of others may that are above what they are guaranteed.
+        by_right: Whether they go also if others would have needed them sooner.
+    """
+
+    def __init__(
+        self,
+        shares: Shares,
+        owner: str,
+        of: Callable[[bytes], tuple[str, int]],
+        *,
+        own: bool = False,
+        others: bool = False,
+        by_right: bool = False,
+    ) -> None:
+        self.by_right = by_right
+        self._shares = shares
+        self._owner = owner
+        self._of = of
+        self._own = own
+        self._others = others
+        self._taken: Counter[str] = Counter()
+
+    def allows(self, key: bytes) -> bool:
+        """Whether a blob may go."""
+        owner, size_bytes = self._of(key)
+        if owner == self._owner:
+            return self._own
+        return self._others and self._shares.may_lose(owner, self._taken[owner] + size_bytes)
+
+    def take(self, key: bytes) -> None:
+        """It goes."""
+        owner, size_bytes = self._of(key)
+        self._taken[owner] += size_bytes

@@ -22,6 +22,7 @@ from cacheloader_daemon.plan.events import (
 )
 from cacheloader_daemon.plan.machine import Planner
 from cacheloader_daemon.plan.options import PlannerOptions
+from cacheloader_daemon.plan.shares import ShareOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,6 +71,7 @@ class Node:
         patience_s: float = 5.0,
         eviction: str = "plan",
         checks: bool = True,
+        shares: ShareOptions | None = None,
     ) -> None:
         options = PlannerOptions(
             quota_bytes=quota_bytes,
@@ -77,6 +79,7 @@ class Node:
             lookahead_bytes=lookahead_bytes,
             patience_s=patience_s,
             eviction=eviction,
+            shares=shares or ShareOptions(),
         )
         self.quota_bytes = quota_bytes
         self.overhead_bytes = overhead_bytes
@@ -109,9 +112,9 @@ class Node:
     def wake(self) -> list[Effect]:
         return self.carry_out(self.planner.wake(self.now_s))
 
-    def open(self, session: int, refs: Sequence[ShardRef]) -> None:
+    def open(self, session: int, refs: Sequence[ShardRef], *, owner: str = "") -> None:
         self.refs[session] = refs
-        self.tell(SessionOpened(session=session, shards=refs))
+        self.tell(SessionOpened(session=session, shards=refs, owner=owner))
 
     def close(self, session: int) -> None:
         del self.refs[session]
