@@ -115,8 +115,9 @@ def context_switches(pid: int) -> dict[int, int]:
     """For each thread of a process, how often it went to sleep of its own accord, and so was woken; {} if it ended."""
     found: dict[int, int] = {}
     with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            for line in (thread / "status").read_text().splitlines():
-                if line.startswith("voluntary_ctxt_switches:"):
-                    found[int(thread.name)] = int(line.split()[1])
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                for line in (thread / "status").read_text().splitlines():
+                    if line.startswith("voluntary_ctxt_switches:"):
+                        found[int(thread.name)] = int(line.split()[1])
     return found
