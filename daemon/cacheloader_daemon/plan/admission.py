@@ -72,6 +72,8 @@ class Admission:
         self._horizon = horizon
         self._sessions = sessions
         self.fetch_times = FetchTimes()
+        self.used_part = 1.0
+        """What shards really take of their reservations, on average."""
         self._claimed_bytes = 0
         """Needs of shards that this round found to be waiting for evictions."""
 
@@ -80,10 +82,13 @@ class Admission:
         """Bound of the bytes fetched ahead and not used yet."""
         if self._options.lookahead_bytes is not None:
             return self._options.lookahead_bytes
-        horizon, quota_bytes = self._horizon, self._options.quota_bytes
-        busy_bytes = SLOW_ANSWERS * self._options.max_fetches * horizon.largest_shard_bytes
-        least_bytes = min(quota_bytes // 4, 4 * horizon.largest_shard_bytes)
-        return max(horizon.working_set_bytes, min(quota_bytes // SMALL_PART, busy_bytes), least_bytes)
+        quota_bytes, shard_bytes = self._options.quota_bytes, self._likely_bytes(self._horizon.largest_shard_bytes)
+        busy_bytes = SLOW_ANSWERS * self._options.max_fetches * shard_bytes
+        least_bytes = max(self._likely_bytes(self._horizon.working_set_bytes), min(quota_bytes // 4, 4 * shard_bytes))
+        return max(min(quota_bytes // SMALL_PART, busy_bytes), least_bytes)
+
+    def _likely_bytes(self, reserve_bytes: int) -> int:
+        return max(1, int(self.used_part * reserve_bytes)) if reserve_bytes else 0
 
     @property
     def ahead_s(self) -> float:
@@ -206,16 +211,17 @@ class Admission:
         free_fetches = self._options.max_fetches - holdings.num_fetching
         if free_fetches <= 0 or holdings.ahead_bytes >= lookahead_bytes or not self._horizon.has_missing:
             return
-        ahead_s, least_bytes = self.ahead_s, self._horizon.working_set_bytes
+        ahead_s, least_bytes = self.ahead_s, self._likely_bytes(self._horizon.working_set_bytes)
         for missing in self._horizon.missing(now_s):
             ahead_bytes = holdings.ahead_bytes + self._claimed_bytes
             if missing.reserve_bytes > holdings.ledger.capacity_bytes:
                 continue
+            with_it_bytes = ahead_bytes + self._likely_bytes(missing.reserve_bytes)
             # One shard is always allowed, however large it is.
-            if ahead_bytes and ahead_bytes + missing.reserve_bytes > lookahead_bytes:
+            if ahead_bytes and with_it_bytes > lookahead_bytes:
                 return
             # All shards of the next window are needed at one moment, and may begin to come when this one has begun.
-            if missing.seconds > ahead_s and ahead_bytes + missing.reserve_bytes > least_bytes:
+            if missing.seconds > ahead_s and with_it_bytes > least_bytes:
                 return
             room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects, owner=missing.owner)
             if room is Room.NONE:
@@ -239,8 +245,9 @@ class Admission:
             spare -= 1
 
     def _prefetch(self, missing: Missing, now_s: float, effects: list[Effect], *, is_in_window: bool) -> None:
+        ahead_bytes = self._likely_bytes(missing.reserve_bytes) if is_in_window else 0
         self._holdings.start_prefetch(
-            missing.key, missing.reserve_bytes, now_s, is_in_window=is_in_window, owner=missing.owner
+            missing.key, missing.reserve_bytes, now_s, ahead_bytes=ahead_bytes, owner=missing.owner
         )
         self.num_prefetches += 1
         effects.append(Fetch(key=missing.key, demand=False))

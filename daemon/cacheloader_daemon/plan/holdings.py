@@ -170,18 +170,21 @@ class Holdings:
         self.num_demand_fetching += 1
 
     def start_prefetch(
-        self, key: bytes, reserve_bytes: int, now_s: float, *, is_in_window: bool, owner: str = NOBODY
+        self, key: bytes, reserve_bytes: int, now_s: float, *, ahead_bytes: int, owner: str = NOBODY
     ) -> None:
-        """Reserve space for an absent shard that is fetched ahead, for its next use or only to fill the cache."""
+        """Reserve space for an absent shard that is fetched ahead.
+
+        ``ahead_bytes`` is what it counts in the window, 0 if it is only to fill the cache.
+        """
         self.ledger.reserve(reserve_bytes)
         self.shares.take(owner, reserve_bytes)
         shard = self.shards[key] = Shard(key, reserve_bytes, began_s=now_s, owner=owner)
         self._horizon.track(key)
         self._move(shard, Cause.PREFETCH_STARTED, now_s)
         self.num_fetching += 1
-        if is_in_window:
-            self.ahead[key] = reserve_bytes
-            self.ahead_bytes += reserve_bytes
+        if ahead_bytes:
+            self.ahead[key] = ahead_bytes
+            self.ahead_bytes += ahead_bytes
 
     def commit(self, shard: Shard, used_bytes: int, now_s: float) -> list[Wait]:
         """The fetch has a blob; returns who waits for it, to be leased next."""
@@ -191,8 +194,8 @@ class Holdings:
         self._landed(shard)
         shard.used_bytes = used_bytes
         if shard.key in self.ahead:
+            self.ahead_bytes += used_bytes - self.ahead[shard.key]
             self.ahead[shard.key] = used_bytes
-            self.ahead_bytes += used_bytes - shard.reserve_bytes
         waits, shard.waits = shard.waits, []
         self._use(shard)
         self.victims.add(shard.key, now_s)

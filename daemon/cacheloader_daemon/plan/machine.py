@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import ceil
 from typing import TYPE_CHECKING, assert_never
 
 from cacheloader_daemon.plan.admission import Admission
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
     from cacheloader_daemon.plan.options import PlannerOptions
 
+
+USED_STEPS = 64
+"""How finely it is told apart what part of its reservation a shard really takes: it is an average, and wavers."""
 
 CAPACITY_STEPS = 1024
 """How finely the capacity is told apart when it is decided which shards stay."""
@@ -216,9 +220,7 @@ class Planner:
     def _capacity_bytes(self) -> int:
         """Reservations of all shards that the cache could hold, as far as it is known what shards really take."""
         capacity_bytes = max(0, self._ledger.capacity_bytes)
-        if not self._fetched_bytes:
-            return capacity_bytes
-        capacity_bytes = int(capacity_bytes * self._fetched_reservations_bytes / self._fetched_bytes)
+        capacity_bytes = int(capacity_bytes / self._admission.used_part)
         # In steps, so that what stays does not change with every byte of the index.
         step_bytes = max(1, capacity_bytes // CAPACITY_STEPS)
         return capacity_bytes // step_bytes * step_bytes
@@ -348,12 +350,16 @@ class Planner:
             )
         self._fetched_bytes += event.used_bytes
         self._fetched_reservations_bytes += shard.reserve_bytes
+        used_part = ceil(USED_STEPS * self._fetched_bytes / self._fetched_reservations_bytes) / USED_STEPS
         self._admission.fetch_times.add(now_s - shard.began_s)
         self._rests.succeeded(event.key)
         for wait in self._holdings.commit(shard, event.used_bytes, now_s):
             wait.session.answered(wait.request, now_s)
             self._holdings.lease(shard, wait.session, now_s)
             effects.append(Grant(session=wait.session.number, request=wait.request, key=event.key, hit=False))
+        if used_part not in (self._admission.used_part, 0.0):
+            self._admission.used_part = used_part
+            self._plans_changed(now_s)
 
     def _fetch_failed(self, event: FetchFailed, now_s: float, effects: list[Effect]) -> None:
         shard = self._holdings.shards.get(event.key)
@@ -381,7 +387,10 @@ class Planner:
 
     def _plans_changed(self, now_s: float) -> None:
         self._holdings.victims.relist(
-            self._horizon.choose_kept(self._capacity_bytes, self._admission.lookahead_bytes), now_s
+            self._horizon.choose_kept(
+                self._capacity_bytes, int(self._admission.lookahead_bytes / self._admission.used_part)
+            ),
+            now_s,
         )
         # What was fetched ahead for a plan that nobody follows any more does not use up the window.
         for key in list(self._holdings.ahead):

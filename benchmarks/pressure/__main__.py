@@ -1,0 +1,105 @@
+"""``python -m benchmarks.pressure``: measure all cases and write the report; some ten minutes."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.harness import environment
+from benchmarks.harness.runner import ROOT
+from benchmarks.pressure import report
+from benchmarks.pressure.measuring import Case, Outcome, measure
+from benchmarks.pressure.stage import Shape, stock
+from cacheloader.demo.seaweedfs import SeaweedServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PARTS = (0.25, 0.5, 0.75, 0.9)
+BYTES = Shape(num_shards=400, samples_per_shard=8, sample_bytes=32 * 1024 - 512)
+STALLS = Shape(num_shards=800, samples_per_shard=8, sample_bytes=16 * 1024 - 512)
+SMALL = Shape(num_shards=100, samples_per_shard=4, sample_bytes=16 * 1024 - 512)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pressure", description=__doc__)
+    parser.add_argument("--small", action="store_true", help="does it run at all? its figures mean little")
+    parser.add_argument("--only", choices=("bytes", "stalls"), help="one of the two tables")
+    parser.add_argument("--machine", default=f"{len(os.sched_getaffinity(0))}-core-vm", help="its name in the report")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "reports", help="where reports go")
+    parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="directory on the disk under test")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    options.work.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="pressure-", dir=options.work))
+    surroundings = environment.describe(folder, repository=ROOT)
+    (folder / "store").mkdir()
+    server = SeaweedServer(folder / "store")
+    bytes_of: list[Outcome] = []
+    stalls: list[Outcome] = []
+    try:
+        server.start()
+        if options.only != "stalls":
+            shape, epoch_s = (SMALL, 1.0) if options.small else (BYTES, 4.0)
+            stocked = stock(server, shape)
+            for number, case in enumerate(_bytes_cases(epoch_s)):
+                bytes_of.append(_told(measure(folder / f"bytes-{number}", stocked, case)))
+        if options.only != "bytes":
+            shape, epoch_s = (SMALL, 2.0) if options.small else (STALLS, 16.0)
+            stocked = stock(server, shape)
+            for number, case in enumerate(_stall_cases(epoch_s)):
+                stalls.append(_told(measure(folder / f"stall-{number}", stocked, case)))
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    name = f"pressure{'-small' if options.small else ''}_{options.machine}_{date}"
+    surroundings |= {"load_after": list(os.getloadavg())}
+    for path in report.write(options.output, name=name, surroundings=surroundings, bytes_of=bytes_of, stalls=stalls):
+        print(f"wrote {path}")
+    return 0
+
+
+def _bytes_cases(epoch_s: float) -> list[Case]:
+    one = [
+        Case(name=f"one job, {label}", cached=cached, eviction=eviction, epoch_s=epoch_s)
+        for cached in PARTS
+        for eviction, label in (("plan", "planned"), ("lru", "LRU"))
+    ]
+    two = [
+        Case(name=f"two jobs, {label}", cached=0.5, eviction=eviction, epoch_s=epoch_s, num_jobs=2)
+        for eviction, label in (("plan", "planned"), ("lru", "LRU"))
+    ]
+    return one + two
+
+
+def _stall_cases(epoch_s: float) -> list[Case]:
+    return [
+        Case(name="too narrow a link", cached=0.5, bandwidth=0.4, epoch_s=epoch_s, num_epochs=3),
+        Case(name="too narrow a link", cached=0.75, bandwidth=0.2, epoch_s=epoch_s, num_epochs=3),
+        Case(name="a link that suffices", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3),
+        Case(name="the same, LRU", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3, eviction="lru"),
+    ]
+
+
+def _told(outcome: Outcome) -> Outcome:
+    print(
+        f"{outcome.case.name}, c={outcome.cached_bytes / outcome.dataset_bytes:.3f}: "
+        f"{outcome.bytes_per_epoch / outcome.dataset_bytes:.3f} D (simulated "
+        f"{outcome.simulated_bytes / outcome.dataset_bytes:.3f}), waiting {outcome.stall:.1%} (simulated "
+        f"{outcome.simulated_stall:.1%}, least {outcome.least_stall:.1%})",
+        flush=True,
+    )
+    return outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())
