@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cacheloader.origin.transfer import TransferLimits
     from cacheloader_daemon.disk import DiskThreads
     from cacheloader_daemon.prepare import Prepared, Preparers
+    from cacheloader_daemon.rates import OriginRates
     from cacheloader_daemon.shards import ShardSource
     from cacheloader_daemon.store import Incoming, Pool, Survey
 
@@ -41,6 +42,7 @@ class Fetcher:
         limits: Width and deadlines of one transfer.
         quick: Threads for calls that a reader waits for.
         bulk: Threads for writes.
+        rates: Limits of pace; ``None`` for none.
 
     Attributes:
         arrivals: What is on its way.
@@ -55,6 +57,7 @@ class Fetcher:
         limits: TransferLimits,
         quick: DiskThreads,
         bulk: DiskThreads,
+        rates: OriginRates | None = None,
     ) -> None:
         self._store = store
         self._preparers = preparers
@@ -62,6 +65,7 @@ class Fetcher:
         self._limits = limits
         self._quick = quick
         self._bulk = bulk
+        self._rates = rates
         self.arrivals = Arrivals()
         self._urgencies: dict[bytes, Urgency] = {}
         self._memory_fetches = asyncio.Semaphore(MAX_MEMORY_FETCHES)
@@ -90,6 +94,10 @@ class Fetcher:
             # Noted on the thread: a task that is cancelled meanwhile still has to undo it.
             begun.append(self._store.begin(source.key, size_bytes=source.info.size_bytes))
 
+        def commit() -> int:
+            self._remember(source, prepared)
+            return incoming.commit(prepared.read_index(), checksum.value(incoming.size_bytes))
+
         try:
             await self._quick.run(begin)
             incoming = begun[0]
@@ -101,7 +109,7 @@ class Fetcher:
             await self._transfer(source, write_at, urgency)
             prepared = await self._prepare(source, incoming.fd)
             try:
-                used_bytes = await self._quick.run(_commit, incoming, prepared, checksum)
+                used_bytes = await self._quick.run(commit)
             finally:
                 prepared.close()
             begun.clear()
@@ -131,6 +139,11 @@ class Fetcher:
                 await self._transfer(source, write_at, Urgency(demanded=True))
                 fdpass.seal(data_fd)
                 prepared = await self._prepare(source, data_fd)
+                try:
+                    await self._quick.run(self._remember, source, prepared)
+                except BaseException:
+                    prepared.close()
+                    raise
             except BaseException:
                 os.close(data_fd)
                 raise
@@ -197,6 +210,7 @@ class Fetcher:
     async def _transfer(
         self, source: ShardSource, write: Callable[[int, Bytes], Awaitable[None]], urgency: Urgency
     ) -> None:
+        slots = self._slots if self._rates is None else self._rates.slots(self._slots, source.origin)
         with self.arrivals.watch(source) as arrival:
 
             async def write_at(offset: int, body: Bytes) -> None:
@@ -208,23 +222,18 @@ class Fetcher:
                 source.info,
                 write_at,
                 limits=self._limits,
-                slots=self._slots,
+                slots=slots,
                 urgency=urgency,
                 failed=arrival.failed,
             )
 
     async def _prepare(self, source: ShardSource, fd: int) -> Prepared:
         info = source.info
-        prepared = await self._preparers.prepare(
-            fd, format_name=source.format, uri=info.uri, size_bytes=info.size_bytes
-        )
+        return await self._preparers.prepare(fd, format_name=source.format, uri=info.uri, size_bytes=info.size_bytes)
+
+    def _remember(self, source: ShardSource, prepared: Prepared) -> None:
         count = index_samples(os.pread(prepared.index_fd, SAMPLE_COUNT_BYTES, 0))
-        await self._quick.run(self._store.remember_samples, source.key, count)
-        return prepared
-
-
-def _commit(incoming: Incoming, prepared: Prepared, checksum: ShardChecksum) -> int:
-    return incoming.commit(prepared.read_index(), checksum.value(incoming.size_bytes))
+        self._store.remember_samples(source.key, count)
 
 
 def _write_whole(fd: int, offset: int, body: Bytes) -> None:
