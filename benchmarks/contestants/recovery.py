@@ -101,17 +101,18 @@ def _recover(cache: Path) -> tuple[list[Any], Callable[[], None]]:
     from cacheloader_daemon.config import DaemonConfig
     from cacheloader_daemon.plan.machine import Planner
     from cacheloader_daemon.plan.options import PlannerOptions
-    from cacheloader_daemon.storage import open_pool
+    from cacheloader_daemon.storage import no_collection, open_pool
 
     opening = open_pool(DaemonConfig(cache_dir=cache, cache_size=CACHE_SIZE))
     pool = opening.__enter__()
     survey = pool.survey()
     residents = pool.resident()
-    Planner(
-        PlannerOptions(quota_bytes=pool.quota_bytes),
-        resident=[(blob.key, blob.used_bytes) for blob in residents],
-        overhead_bytes=survey.overhead_bytes,
-    )
+    with no_collection():
+        Planner(
+            PlannerOptions(quota_bytes=pool.quota_bytes),
+            resident=[(blob.key, blob.used_bytes) for blob in residents],
+            overhead_bytes=survey.overhead_bytes,
+        )
     return residents, lambda: opening.__exit__(None, None, None)
 
 

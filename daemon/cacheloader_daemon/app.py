@@ -38,7 +38,7 @@ from cacheloader_daemon.server.listener import Admission, bind, inherited_from_s
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
 from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics, seen_by
-from cacheloader_daemon.storage import open_pool, scrubbing
+from cacheloader_daemon.storage import no_collection, open_pool, scrubbing
 from cacheloader_daemon.tenants import Tenant, Visitor, tenant_of
 from cacheloader_daemon.watching import Watching
 
@@ -188,7 +188,8 @@ class _Daemon:
         datasets: Datasets | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._runtime = runtime = self._build_runtime(tasks, quick, bulk)
+                with no_collection():
+                    self._runtime = runtime = self._build_runtime(tasks, quick, bulk)
                 self._pool.listen(self._vanished)
                 self._datasets = datasets = Datasets(
                     runtime=runtime,

@@ -84,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options; flags override it")
     parser.add_argument("--private", action="store_true", default=None, help="serve one user, leave when idle")
-    parser.add_argument("--cache-dir", metavar="DIR", help="directory of the cache; it belongs to the daemon")
+    parser.add_argument(
+        "--cache-dir",
+        metavar="DIR",
+        action="append",
+        help="directory of the cache; it belongs to the daemon; again for each further disk of a shared one",
+    )
     parser.add_argument(
         "--cache-size", metavar="SIZE", help="bytes or text such as 200GiB; default: 75%% of free space"
     )
@@ -103,6 +108,10 @@ def _config(options: argparse.Namespace) -> DaemonConfig:
     flags = {name: value for name, value in vars(options).items() if value is not None}
     flags.pop("ready_fd", None)
     path: Path | None = flags.pop("config", None)
-    if path is None:
-        return DaemonConfig.from_mapping(flags, source="the command line")
-    return DaemonConfig.from_mapping({**DaemonConfig.read(path), **flags}, source=str(path))
+    directories: list[str] = flags.pop("cache_dir", [])
+    read = DaemonConfig.read(path) if path is not None else {}
+    if directories:
+        read.pop("cache_dir", None)
+        read.pop("cache_dirs", None)
+        flags |= {"cache_dir": directories[0]} if len(directories) == 1 else {"cache_dirs": directories}
+    return DaemonConfig.from_mapping({**read, **flags}, source="the command line" if path is None else str(path))

@@ -7,11 +7,13 @@ Source: flock(2).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from typing import TYPE_CHECKING, Self
 
 from cacheloader.errors import CacheUnusable, DaemonUnavailable
+from cacheloader_daemon.store.directory import shown, way_out
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,14 +38,11 @@ class DirectoryLock:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise CacheUnusable(
-                f"the cache directory {directory} cannot be used: {error.strerror}; choose one on a local disk that "
-                "the daemon may write (cache_dir)",
+                f"the cache directory {shown(directory)} cannot be used: {error.strerror}; {way_out(error)}",
                 uri=str(directory),
             ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError as error:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
             os.close(self._fd)
@@ -59,6 +58,11 @@ class DirectoryLock:
                 "(cache_dir)",
                 uri=str(directory),
             ) from error
+
+        # A courtesy to whoever comes next. A full disk that does not take it is no obstacle, and says so elsewhere.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
         """Let another daemon have the directory; calling it again does nothing."""

@@ -37,7 +37,8 @@ def open_pool(config: DaemonConfig) -> Iterator[Pool]:
         for directory in config.cache_dirs:
             try:
                 stack.enter_context(DirectoryLock(directory))
-                stores.append(_open(directory))
+                with no_collection():
+                    stores.append(Store.open(directory))
             except CacheUnusable as error:
                 if len(config.cache_dirs) == 1 or not isinstance(error.__cause__, OSError):
                     raise
@@ -69,10 +70,15 @@ def scrubbing(pool: Pool, config: DaemonConfig) -> Iterator[Scrubber | None]:
         scrubber.stop()
 
 
-def _open(directory: Path) -> Store:
-    # A hundred thousand rows are made at once, and none of them is rubbish: to look for some costs a third of the time.
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No search for garbage while a hundred thousand records are made that all live as long as the daemon.
+
+    It would cost a third of the time, and later ones would look at all of them again.
+    """
     gc.disable()
     try:
-        return Store.open(directory)
+        yield
+        gc.freeze()
     finally:
         gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -27,6 +28,8 @@ _NETWORK = frozenset(
         "mountpoint-s3", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "wekafs",
     }
 )  # fmt: skip
+
+_SHOWN_LETTERS = 200
 
 _WAY_OUT = "name a directory on a local disk that the daemon may write (cache_dir)"
 
@@ -55,13 +58,13 @@ def claim(directory: Path) -> int:
                 raise
         dir_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise _unusable(directory, f"cannot be made or opened: {error.strerror}") from error
+        raise _unusable(directory, f"cannot be made or opened: {error.strerror}", way_out=way_out(error)) from error
     try:
         _refuse_network(directory, dir_fd)
         _mark(directory, dir_fd)
     except OSError as error:
         os.close(dir_fd)
-        raise _unusable(directory, f"cannot be written: {error.strerror}") from error
+        raise _unusable(directory, f"cannot be written: {error.strerror}", way_out=way_out(error)) from error
     except BaseException:
         os.close(dir_fd)
         raise
@@ -140,5 +143,22 @@ def _check_marker(directory: Path, text: bytes) -> None:
         )
 
 
-def _unusable(directory: Path, why: str) -> CacheUnusable:
-    return CacheUnusable(f"the cache directory {directory} {why}; {_WAY_OUT}", uri=str(directory))
+def way_out(error: OSError) -> str:
+    """What somebody can do about an error of the disk."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "free some space there, or name a directory on another local disk (cache_dir)"
+        case errno.ENAMETOOLONG:
+            return "name a shorter path (cache_dir)"
+        case _:
+            return _WAY_OUT
+
+
+def shown(directory: Path) -> str:
+    """A path as messages show it, which may be given by mistake and be of any length."""
+    text = str(directory)
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}… ({len(text)} letters)"
+
+
+def _unusable(directory: Path, why: str, *, way_out: str = _WAY_OUT) -> CacheUnusable:
+    return CacheUnusable(f"the cache directory {shown(directory)} {why}; {way_out}", uri=str(directory))

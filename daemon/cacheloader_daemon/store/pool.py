@@ -259,7 +259,7 @@ class Pool:
                 "is one of them not mounted?", device,
             )  # fmt: skip
         room = [
-            member.own_bytes + (max(0, disk.spare_bytes) // crowds[disk.device] if disk is not None else 0)
+            member.store.occupied_bytes + (max(0, disk.spare_bytes) // crowds[disk.device] if disk is not None else 0)
             for member, disk in zip(self._members, disks, strict=True)
         ]
         for member, share_bytes in zip(self._members, shares(cache_bytes, room), strict=True):

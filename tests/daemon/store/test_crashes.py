@@ -15,7 +15,7 @@ from cacheloader_daemon.store import BlobLost, Store
 from cacheloader_daemon.store.lifeline import Lifeline, Phase, Record, current_boot_id
 from cacheloader_daemon.store.names import BlobName
 
-from tests.daemon.store.disks import add, content, key, read
+from tests.daemon.store.disks import add, content, file_of, flip_bit, key, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -214,20 +214,6 @@ def leave_record(
 
 def lose_power(directory: Path, *, barrier_ns: int | None = None) -> None:
     leave_record(directory, phase=Phase.RUNNING, boot_id="an earlier boot", barrier_ns=barrier_ns)
-
-
-def file_of(directory: Path, number: int, kind: str) -> Path:
-    return next((directory / "blobs" / key(number)[:1].hex()).glob(f"{key(number).hex()}-*.{kind}"))
-
-
-def flip_bit(path: Path) -> None:
-    mode = path.stat()
-    block = bytearray(path.read_bytes())
-    block[len(block) // 2] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(block)
-    path.chmod(0o440)
-    os.utime(path, ns=(mode.st_mtime_ns, mode.st_mtime_ns))
 
 
 @pytest.mark.parametrize("kind", ["data", "index"])

@@ -4,11 +4,12 @@ import stat
 from typing import TYPE_CHECKING
 
 import pytest
+from cacheloader_daemon.lock import DirectoryLock
 from cacheloader_daemon.store import Store
 from cacheloader_daemon.store.directory import MARKER, file_system_of, is_network
 
 from cacheloader.errors import CacheUnusable
-from tests.daemon.store.disks import mounted
+from tests.daemon.store.disks import fill, mounted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,3 +109,20 @@ def test_a_directory_on_a_network_file_system_is_refused(directory: Path, monkey
     monkeypatch.setattr("cacheloader_daemon.store.directory.file_system_of", lambda device, mountinfo: "nfs4")
     with pytest.raises(CacheUnusable, match=r"network file system \(nfs4\)"):
         open_and_close(directory)
+
+
+def test_a_path_that_is_too_long_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(CacheUnusable, match=r"File name too long; name a shorter path \(cache_dir\)") as caught:
+        DirectoryLock(tmp_path / ("long/" * 1000))
+    assert len(caught.value.message) < 1000
+
+
+def test_a_full_disk_is_told_as_that_and_not_as_a_lock(tmp_path: Path) -> None:
+    """Fault: ENOSPC at the first start. Promise: the message says so, and not that something cannot be locked."""
+    with mounted(tmp_path / "disk", "size=64k"):
+        fill(tmp_path / "disk")
+        with (
+            DirectoryLock(tmp_path / "disk" / "cache"),
+            pytest.raises(CacheUnusable, match="No space left on device; free some space"),
+        ):
+            open_and_close(tmp_path / "disk" / "cache")

@@ -12,7 +12,7 @@ import pytest
 from cacheloader_daemon.store import DiskTrouble, Store
 
 from cacheloader.errors import CacheUnusable
-from tests.daemon.store.disks import add, content, du_bytes, key, mounted, read
+from tests.daemon.store.disks import add, content, du_bytes, fill, key, mounted, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +25,6 @@ MIB = 2**20
 def disk(tmp_path: Path) -> Iterator[Path]:
     with mounted(tmp_path / "disk", "size=16m"):
         yield tmp_path / "disk"
-
-
-def fill(disk: Path) -> None:
-    """Leave not one block free."""
-    with (disk / "filler").open("wb") as file:
-        file_system = os.fstatvfs(file.fileno())
-        os.posix_fallocate(file.fileno(), 0, file_system.f_bavail * file_system.f_frsize)
-    assert os.statvfs(disk).f_bavail == 0
 
 
 def test_a_shard_that_does_not_fit_is_known_before_its_first_byte_and_leaves_nothing(disk: Path) -> None:
