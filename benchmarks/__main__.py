@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.scenarios.scenario import Scenario
 
 SCENARIOS = {
+    "decode": "benchmarks.scenarios.decode",
     "fetch-cost": "benchmarks.scenarios.fetch_cost",
     "position": "benchmarks.scenarios.position",
     "small-samples": "benchmarks.scenarios.small_samples",

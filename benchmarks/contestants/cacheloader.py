@@ -19,12 +19,17 @@ FIELD = "bin"
 
 
 class CacheloaderLoader:
-    """``cl.DataLoader`` over a ``cl.RemoteDataset`` with a private daemon in the run's own directory."""
+    """``cl.DataLoader`` over a ``cl.RemoteDataset`` with a private daemon in the run's own directory.
+
+    Args:
+        decode: Whether a transform turns each payload into pixels.
+    """
 
     is_cached = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, decode: bool = False) -> None:
         self._workers = 0
+        self._decode = decode
 
     def prepare(self, task: Task) -> None:
         """Import."""
@@ -32,6 +37,8 @@ class CacheloaderLoader:
 
         self._workers = task.num_workers
         _ = cacheloader.RemoteDataset, cacheloader.DataLoader  # exported lazily
+        if self._decode:
+            import benchmarks.peers.decoding  # noqa: F401
 
     def open(self, task: Task, clock: PhaseClock) -> Iterable[Any]:
         """Start the daemon, resolve the data set, make the loader."""
@@ -47,8 +54,12 @@ class CacheloaderLoader:
                 "endpoint_url": origin.endpoint_url,
                 "client_kwargs": {"region_name": origin.region},
             }
+        transform = None
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_sample as transform
         dataset = cl.RemoteDataset(
             url,
+            transform=transform,
             seed=SEED,
             storage_options=storage_options,
             cache_dir=Path(task.folder, "cache"),
@@ -66,10 +77,16 @@ class CacheloaderLoader:
     def count(self, batch: Any) -> tuple[int, int]:
         """Samples and payload bytes."""
         payloads = batch[FIELD]
+        if self._decode:
+            return len(payloads), payloads.numel()
         return len(payloads), sum(map(len, payloads))
 
     def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
         """Key and payload of each sample."""
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_items
+
+            return decoded_items(batch["__key__"], batch[FIELD])
         return zip(batch["__key__"], batch[FIELD], strict=True)
 
     def close(self) -> None:

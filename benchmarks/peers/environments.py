@@ -65,7 +65,7 @@ ENVIRONMENTS = {
             bare=("mosaicml-streaming==0.13.0",),
             stand_ins=_TORCHVISION,
         ),
-        Environment(name="litdata", packages=("litdata==0.2.76", "pillow")),
+        Environment(name="litdata", packages=("litdata==0.2.76", "numpy", "pillow")),
         Environment(name="s3torchconnector", packages=("s3torchconnector==1.5.0",)),
         Environment(name="hf_datasets", packages=("datasets==5.2.0", "aiohttp", "botocore", "webdataset")),
         Environment(name="energon", packages=("megatron-energon[s3]==7.4.1",)),

@@ -20,12 +20,17 @@ CHUNK_BYTES = "64MB"
 
 
 class LitdataLoader:
-    """``StreamingDataLoader`` over a ``StreamingDataset``, shuffled, cache limit out of reach."""
+    """``StreamingDataLoader`` over a ``StreamingDataset``, shuffled, cache limit out of reach.
+
+    Args:
+        decode: Whether each payload is turned into pixels where the library's documentation does that.
+    """
 
     is_cached = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, decode: bool = False) -> None:
         self._workers = 0
+        self._decode = decode
 
     def prepare(self, task: Task) -> None:
         """Import, and let its engine speak plain HTTP, which it refuses by default."""
@@ -42,8 +47,15 @@ class LitdataLoader:
         from litdata import StreamingDataLoader, StreamingDataset
         from litdata.streaming.resolver import Dir
 
+        more: dict[str, Any] = {"collate_fn": columns}
+        transform = None
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_sample as transform
+
+            more = {}
         origin = task.origin()
         dataset = StreamingDataset(
+            transform=transform,
             input_dir=Dir(
                 path=str(Path(task.folder, "cache")), url=f"s3://{origin.bucket}/{origin.prefix.rstrip('/')}"
             ),
@@ -62,18 +74,23 @@ class LitdataLoader:
             batch_size=task.batch_size,
             num_workers=task.num_workers,
             persistent_workers=task.num_workers > 0,
-            # Its default takes the bytes-like objects that it reads for sequences of numbers.
-            collate_fn=columns,
+            **more,
         )
         return loader
 
     def count(self, batch: Any) -> tuple[int, int]:
         """Samples and payload bytes."""
         payloads = batch["bin"]
+        if self._decode:
+            return len(payloads), payloads.numel()
         return len(payloads), sum(map(len, payloads))
 
     def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
         """Key and payload of each sample."""
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_items
+
+            return decoded_items(batch["key"], batch["bin"])
         return zip(batch["key"], batch["bin"], strict=True)
 
     def close(self) -> None:
@@ -91,7 +108,7 @@ class LitdataLoader:
 
 
 def columns(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """A batch: keys and payloads in two lists."""
+    """A batch: keys and payloads in two lists; torch's default takes litdata's bytes for sequences of numbers."""
     return {"key": [sample["key"] for sample in samples], "bin": [sample["bin"] for sample in samples]}
 
 

@@ -20,12 +20,17 @@ SHARD_BYTES = 64 << 20
 
 
 class StreamingLoader:
-    """``StreamingDataLoader`` over a ``StreamingDataset``, shuffled, no cache limit."""
+    """``StreamingDataLoader`` over a ``StreamingDataset``, shuffled, no cache limit.
+
+    Args:
+        decode: Whether each payload is turned into pixels where the library's documentation does that.
+    """
 
     is_cached = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, decode: bool = False) -> None:
         self._workers = 0
+        self._decode = decode
 
     def prepare(self, task: Task) -> None:
         """Import; the library takes endpoint and credentials from the environment."""
@@ -46,8 +51,17 @@ class StreamingLoader:
         """Make data set and loader."""
         from streaming import StreamingDataLoader, StreamingDataset
 
+        kind = StreamingDataset
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_sample
+
+            class Decoding(StreamingDataset):
+                def __getitem__(self, at: Any) -> Any:
+                    return decoded_sample(super().__getitem__(at))
+
+            kind = Decoding
         origin = task.origin()
-        dataset = StreamingDataset(
+        dataset = kind(
             remote=f"s3://{origin.bucket}/{origin.prefix.rstrip('/')}",
             local=str(Path(task.folder, "cache")),
             shuffle=True,
@@ -65,10 +79,16 @@ class StreamingLoader:
     def count(self, batch: Any) -> tuple[int, int]:
         """Samples and payload bytes."""
         payloads = batch["bin"]
+        if self._decode:
+            return len(payloads), payloads.numel()
         return len(payloads), sum(map(len, payloads))
 
     def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
         """Key and payload of each sample."""
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_items
+
+            return decoded_items(batch["key"], batch["bin"])
         return zip(batch["key"], batch["bin"], strict=True)
 
     def close(self) -> None:

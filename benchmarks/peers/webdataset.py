@@ -24,9 +24,11 @@ class WebdatasetLoader:
         cached: Whether to keep shards in ``cache_dir``.
         opener: How shards are opened: ``"curl"`` through a pipe, as webdataset's documentation shows for S3, or a
             handler of its ``gopen`` hook that streams with ``"boto3"`` or ``"obstore"``.
+        decode: Whether ``map_tuple`` turns each payload into pixels.
     """
 
-    def __init__(self, *, cached: bool, opener: str = "obstore") -> None:
+    def __init__(self, *, cached: bool, opener: str = "obstore", decode: bool = False) -> None:
+        self._decode = decode
         self.is_cached = cached
         self._opener = opener
         self._workers = 0
@@ -58,15 +60,16 @@ class WebdatasetLoader:
             import os
 
             os.mkdir(cache_dir)  # noqa: PTH102
-        dataset = (
-            wds.WebDataset(
-                [self._url(task.origin(), name) for name in task.shard_names],
-                shardshuffle=len(task.shard_names),
-                cache_dir=cache_dir if self.is_cached else None,
-            )
-            .to_tuple("__key__", FIELD)
-            .batched(task.batch_size)
-        )
+        dataset = wds.WebDataset(
+            [self._url(task.origin(), name) for name in task.shard_names],
+            shardshuffle=len(task.shard_names),
+            cache_dir=cache_dir if self.is_cached else None,
+        ).to_tuple("__key__", FIELD)
+        if self._decode:
+            from benchmarks.peers.decoding import decode
+
+            dataset = dataset.map_tuple(None, decode)
+        dataset = dataset.batched(task.batch_size)
         loader: Iterable[Any] = wds.WebLoader(
             dataset, batch_size=None, num_workers=task.num_workers, persistent_workers=task.num_workers > 0
         )
@@ -76,10 +79,16 @@ class WebdatasetLoader:
     def count(self, batch: Any) -> tuple[int, int]:
         """Samples and payload bytes."""
         payloads = batch[1]
+        if self._decode:
+            return len(payloads), payloads.numel()
         return len(payloads), sum(map(len, payloads))
 
     def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
         """Key and payload of each sample."""
+        if self._decode:
+            from benchmarks.peers.decoding import decoded_items
+
+            return decoded_items(*batch)
         return zip(*batch, strict=True)
 
     def close(self) -> None:

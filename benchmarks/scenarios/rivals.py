@@ -52,11 +52,9 @@ class Rival:
         """Its label with a number of workers."""
         return f"{self.label}, {num_workers} workers"
 
-    def entry(self, task: Task, *, script: str, transform: str = "") -> Entry:
+    def entry(self, task: Task, *, script: str) -> Entry:
         """It, following a script such as ``epochs:Epochs``."""
         options = {"loader": f"benchmarks.peers.{self.module}:{self.loader}", "options": self.options}
-        if transform:
-            options["transform"] = transform
         return Entry(
             label=self.named(task.num_workers),
             factory=f"benchmarks.contestants.{script}",
