@@ -9,7 +9,7 @@ import itertools
 import logging
 from typing import TYPE_CHECKING, TypeVar
 
-from cacheloader.errors import CacheloaderError, DaemonError, OriginDenied
+from cacheloader.errors import CacheloaderError, CorruptShard, DaemonError, OriginDenied
 from cacheloader_daemon.store import DiskTrouble
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Bringer:
         """
         denied: OriginDenied | None = None
         tried: list[Origin] = []
+        was_damaged = False
         while True:
             # Looked up anew each time: sessions come and go meanwhile.
             sources = self._sources(key, waiting())
@@ -83,6 +84,11 @@ class Bringer:
                 self._note(error, source)
                 tried.append(source.origin)
                 denied = denied or error
+            except CorruptShard as error:
+                self._note(error, source)
+                if was_damaged:
+                    raise
+                was_damaged = True  # perhaps on its way here
             except CacheloaderError as error:
                 self._note(error, source)
                 raise

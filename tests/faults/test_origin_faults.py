@@ -187,17 +187,23 @@ def test_an_outage_in_the_middle_of_a_job_is_named_and_then_over(
         assert (status["degraded"], status["account"]["fetch_failures"]) == ([], {})
 
 
-def test_wrong_bytes_where_the_format_sees_them_leave_nothing_in_the_cache(
+def test_wrong_bytes_that_the_format_sees_are_fetched_once_more_and_never_kept(
     daemons: Daemons, shards: ShardSet, url: str, proxy: FaultProxy
 ) -> None:
     daemon = daemons().start()
     with opened(daemon, url, proxy) as client:
-        proxy.inject(Fault(action="flip", after_bytes=150, path="shard-000003", times=2))  # in a tar header
-        with pytest.raises(CorruptShard, match="shard-000003"):
-            client.acquire(3)
-        proxy.reset()
+        in_a_tar_header = Fault(action="flip", after_bytes=150, path="shard-000003", times=1)
+        proxy.inject(in_a_tar_header)
         lease = client.acquire(3)
         assert lease.read() == shards.paths[3].read_bytes()
+        lease.close()
+        assert daemon.status()["account"]["fetch_failures"] == {"CorruptShard": 1}
+        proxy.inject(Fault(action="flip", after_bytes=150, path="shard-000004"))
+        with pytest.raises(CorruptShard, match="shard-000004"):
+            client.acquire(4)
+        proxy.reset()
+        lease = client.acquire(4)
+        assert lease.read() == shards.paths[4].read_bytes()
         lease.close()
 
 
