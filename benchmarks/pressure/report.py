@@ -17,7 +17,8 @@ A real SeaweedFS behind a link that counts (and throttles), a real daemon, `cl.D
 workers, reshuffled every epoch. All figures are averages over all epochs but the first, as parts of the data set's
 bytes (*D*) or of the time without waiting. *Least* is what no policy can go below for one job: (1 - c) D, with c what
 the cache could hold by what shards really took in it. *Allowed* is 1.03 times least and window. The simulator had the
-same sizes and paces and ran the same planner; of the store's latency it knew nothing.
+same sizes and paces and ran the same planner; of the store's latency it knew nothing. Second requests for late
+ranges (`hedge_share`) are off: what they ask for again is no decision of the cache.
 """
 
 

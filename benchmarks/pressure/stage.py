@@ -134,8 +134,10 @@ def staged(
     folder.mkdir(parents=True)
     socket = folder / "d.sock"
     config = folder / "daemon.toml"
+    # Without second requests: what they ask for again, up to a twentieth, is no decision of the cache.
     config.write_text(
         f'cache_dir = "{folder / "cache"}"\ncache_size = {cache_bytes}\nsocket = "{socket}"\neviction = "{eviction}"\n'
+        "hedge_share = 0.0\n"
     )
     with SlowLink(port=stocked.server.port, bytes_per_s=bytes_per_s, delay_s=0.0) as link:
         news, ready = os.pipe()

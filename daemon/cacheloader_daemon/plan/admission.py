@@ -87,6 +87,13 @@ class Admission:
         least_bytes = max(self._likely_bytes(self._horizon.working_set_bytes), min(quota_bytes // 4, 4 * shard_bytes))
         return max(min(quota_bytes // SMALL_PART, busy_bytes), least_bytes)
 
+    @property
+    def window_bytes(self) -> int:
+        """Space for what is fetched ahead: on its way a shard takes its whole reservation."""
+        lookahead_bytes = self.lookahead_bytes
+        coming_bytes = self._options.max_fetches * self._likely_bytes(self._horizon.largest_shard_bytes)
+        return lookahead_bytes + int(min(lookahead_bytes, coming_bytes) * (1 / self.used_part - 1))
+
     def _likely_bytes(self, reserve_bytes: int) -> int:
         return max(1, int(self.used_part * reserve_bytes)) if reserve_bytes else 0
 

@@ -388,7 +388,7 @@ class Planner:
     def _plans_changed(self, now_s: float) -> None:
         self._holdings.victims.relist(
             self._horizon.choose_kept(
-                self._capacity_bytes, int(self._admission.lookahead_bytes / self._admission.used_part)
+                self._capacity_bytes, int(self._admission.window_bytes / self._admission.used_part)
             ),
             now_s,
         )

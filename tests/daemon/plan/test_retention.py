@@ -185,3 +185,30 @@ def test_no_victim_is_needed_sooner_than_what_takes_its_place(seed: int) -> None
                     until = min(next_row(one, victim, epoch) for one in range(2))
                     assert all(min(next_row(one, new, epoch) for one in range(2)) < until for new in ahead)
                 node.settle()
+
+
+def test_first_shards_of_the_next_epoch_are_there_before_this_one_ends() -> None:
+    orders = [np.random.default_rng(seed).permutation(40).tolist() for seed in range(6)]
+    node = Node(200, max_fetches=2, lookahead_bytes=20)
+    node.open(1, shards(*[10] * 40))
+    for epoch in range(4):
+        node.follow(1, two_epochs(orders[epoch], orders[epoch + 1], epoch=epoch), clock=10 * 40 * epoch)
+        scan(node, 1, orders[epoch], epoch=epoch)
+        assert set(orders[epoch + 1][:2]) <= set(node.blobs)
+
+
+def test_what_stays_stays_while_workers_of_one_epoch_leave_and_those_of_the_next_come() -> None:
+    orders = [np.random.default_rng(seed).permutation(40).tolist() for seed in range(6)]
+    node = Node(200, max_fetches=2, lookahead_bytes=20)
+    refs = shards(*[10] * 40)
+    for epoch in range(4):
+        node.open(epoch, refs)
+        node.follow(epoch, two_epochs(orders[epoch], orders[epoch + 1], epoch=epoch), clock=10 * 40 * epoch)
+        evicted, fetched = len(node.evictions), len(node.fetches)
+        kept = {shard for shard in range(40) if node.planner._horizon.is_kept(key(shard))}
+        scan(node, epoch, orders[epoch], epoch=epoch)
+        assert not kept & set(node.evictions[evicted:])
+        if epoch:
+            assert len(node.fetches) - fetched <= 20 + 2 + 1
+        node.close(epoch)
+        node.settle()
