@@ -74,7 +74,7 @@ class DaemonConfig:
         max_transfer_size: Bytes asked of origins and not yet written to disk; bounds the daemon's memory.
         max_memory_size: Bytes of shards that may be served from memory at once, where the cache cannot take them (its
             disk is full or broken, or others hold its space); "" means a quarter of the node's memory.
-        prepare_processes: Processes that index shards.
+        prepare_processes: Processes that index shards, at most.
         nice: Added to the process's niceness.
         io_class: Priority at the disk: "idle" or "best-effort"; "" leaves it.
         cpus: Processors that the daemon may use, such as "0-3,8"; "" means all.
