@@ -321,6 +321,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "max_memory_size": (int, str),
     "log_level": (str,),
     "eviction": (str,),
+    "hedge_share": (int, float),
 }
 
 
