@@ -32,8 +32,10 @@ from cacheloader_daemon.plan.options import PlannerOptions
 from cacheloader_daemon.plan.shares import ShareOptions
 from cacheloader_daemon.prepare import Preparers
 from cacheloader_daemon.proofs import Proofs
+from cacheloader_daemon.rates import Meter, OriginRate, OriginRates
 from cacheloader_daemon.rights import ClientRights
 from cacheloader_daemon.runtime import Runtime
+from cacheloader_daemon.server.connection import ConnectionLimits
 from cacheloader_daemon.server.listener import Admission, bind, inherited_from_systemd
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
@@ -168,6 +170,7 @@ class _Daemon:
         self._survey = survey
         self._sockets = sockets
         self._account = Account()
+        self._message_meters: dict[str, Meter] = {}
         self._watching = Watching()
         self._stopping = asyncio.Event()
         self._idle: asyncio.TimerHandle | None = None
@@ -260,6 +263,10 @@ class _Daemon:
             limits=TransferLimits(part_bytes=config.range_bytes),
             quick=quick,
             bulk=bulk,
+            rates=OriginRates(
+                OriginRate(max_bytes_per_s=config.max_bytes_per_s, max_requests_per_s=config.max_origin_requests_per_s),
+                config.tenants,
+            ),
         )
         return Runtime(
             planner=planner,
@@ -287,6 +294,7 @@ class _Daemon:
             welcome=self._welcome,
             open_session=self._open_session,
             occupancy_changed=self._occupancy_changed,
+            limits=ConnectionLimits(max_messages_per_s=config.max_messages_per_s),
         )
 
     def _welcome(self, version: int) -> Welcome:
@@ -300,6 +308,8 @@ class _Daemon:
     def _open_session(self, connection: Connection) -> Session:
         private = self._config.private
         visitor = None if private else self._visitor(connection.peer)
+        if visitor is not None and visitor.tenant is not None:
+            self._admit(connection, visitor.tenant)
         return Session(
             connection,
             runtime=self._runtime,
@@ -311,6 +321,22 @@ class _Daemon:
             watching=self._watching,
             visitor=visitor,
         )
+
+    def _admit(self, connection: Connection, tenant: Tenant) -> None:
+        """Count a connection for its tenant.
+
+        Raises:
+            DaemonUnavailable: He has as many as he may.
+        """
+        limit = tenant.max_connections
+        if limit and self._server.num_connections_of(tenant.name) >= limit:
+            raise DaemonUnavailable(
+                f"the tenant {tenant.name!r} has as many connections as it may (max_connections={limit} of that "
+                "tenant); start fewer workers, or raise the limit"
+            )
+        connection.owner = tenant.name
+        if tenant.max_messages_per_s:
+            connection.share_pace(self._message_meters.setdefault(tenant.name, Meter(tenant.max_messages_per_s)))
 
     def _visitor(self, peer: PeerCredentials) -> Visitor:
         """Who a connection belongs to.

@@ -33,6 +33,11 @@ class GuardedOrigin:
         self._uid = uid
 
     @property
+    def tenant_name(self) -> str:
+        """Whose limits of pace hold."""
+        return self._tenant.name
+
+    @property
     def origin_id(self) -> str:
         """That of the store."""
         return self._origin.origin_id

@@ -57,9 +57,13 @@ class RawClient:
     def __post_init__(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(self.timeout_s)
-        self.sock.connect(str(self.path))
-        if self.greet:
-            self.welcome = self.ask(messages.Hello(oldest=1, newest=1, client="raw"))
+        try:
+            self.sock.connect(str(self.path))
+            if self.greet:
+                self.welcome = self.ask(messages.Hello(oldest=1, newest=1, client="raw"))
+        except BaseException:
+            self.sock.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

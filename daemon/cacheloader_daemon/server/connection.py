@@ -18,6 +18,7 @@ from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, DaemonError, ProtocolError
 from cacheloader.protocol import frames
 from cacheloader.protocol.messages import Hello, Welcome
+from cacheloader_daemon.rates import Meter
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,12 +42,14 @@ class ConnectionLimits:
             reads.
         linger_s: Time that a client at fault has to read why its connection is closed.
         max_outgoing: Queued messages above which nothing more is read from the client.
+        max_messages_per_s: Messages a second that are read from it; 0 for no limit. What comes faster waits unread.
     """
 
     hello_timeout_s: float = 10.0
     stall_timeout_s: float = 300.0
     linger_s: float = 1.0
     max_outgoing: int = 64
+    max_messages_per_s: int = 0
 
 
 class Handler(Protocol):
@@ -111,6 +114,10 @@ class Connection:
         self._writing = False
         self._ending = False
         self._is_closed = False
+        self._meters: tuple[Meter, ...] = (Meter(limits.max_messages_per_s),)
+        self._pause: asyncio.TimerHandle | None = None
+        self.owner = ""
+        """Name of the tenant whose it is."""
         self._deadline: asyncio.TimerHandle | None = loop.call_later(limits.hello_timeout_s, self._said_no_hello)
         self._set_reading()
 
@@ -128,6 +135,10 @@ class Connection:
     def num_outgoing(self) -> int:
         """Messages that the client has not taken yet."""
         return len(self._outgoing)
+
+    def share_pace(self, meter: Meter) -> None:
+        """Messages of this connection count for ``meter`` too, which it has in common with others."""
+        self._meters = (*self._meters, meter)
 
     def send(self, reply: Reply, fd: int | None = None) -> None:
         """Queue a reply, and with it ``fd``, whose ownership passes to the connection even if it is closed."""
@@ -158,6 +169,9 @@ class Connection:
             return
         self._is_closed = True
         self._disarm()
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
         self._set_reading()
         self._set_writing(wanted=False)
         while self._outgoing:
@@ -184,7 +198,9 @@ class Connection:
             self._deadline = None
 
     def _set_reading(self) -> None:
-        wanted = not self._is_closed and (self._ending or len(self._outgoing) < self._limits.max_outgoing)
+        wanted = not self._is_closed and (
+            self._ending or (self._pause is None and len(self._outgoing) < self._limits.max_outgoing)
+        )
         if wanted and not self._reading:
             self._loop.add_reader(self._sock.fileno(), self._readable)
         elif self._reading and not wanted:
@@ -202,9 +218,23 @@ class Connection:
                 self._disarm()
         self._writing = wanted
 
+    def _must_pause(self) -> bool:
+        """Whether the next message has to wait; if so, reading goes on by itself once it need not."""
+        now_s = self._loop.time()
+        wait_s = max(meter.wait_s(now_s) for meter in self._meters)
+        if wait_s <= 0 or self._ending:
+            return False
+        self._pause = self._loop.call_later(wait_s, self._end_pause)
+        self._set_reading()
+        return True
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self._set_reading()
+
     def _readable(self) -> None:
         for _ in range(MESSAGES_PER_TURN):
-            if not self._reading:
+            if not self._reading or self._must_pause():
                 return
             try:
                 received = fdpass.receive(self._sock)
@@ -221,6 +251,8 @@ class Connection:
                     os.close(received.fd)
                 self.close()
                 return
+            for meter in self._meters:
+                meter.spend(1, self._loop.time())
             if self._ending:
                 # Read and dropped: closing with unread messages would reset the connection, and the reset would
                 # reach the client ahead of the reason.

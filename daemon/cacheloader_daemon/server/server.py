@@ -71,6 +71,10 @@ class Server:
         """Clients connected now."""
         return len(self._connections)
 
+    def num_connections_of(self, owner: str) -> int:
+        """Those of them that belong to a tenant."""
+        return sum(connection.owner == owner for connection in self._connections)
+
     def stop_accepting(self) -> None:
         """Remove the socket; calling it again does nothing."""
         self._listener.close()
