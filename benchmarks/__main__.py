@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.scenarios.scenario import Scenario
 
 SCENARIOS = {
+    "checkpoint": "benchmarks.scenarios.checkpoint",
     "decode": "benchmarks.scenarios.decode",
     "fetch-cost": "benchmarks.scenarios.fetch_cost",
     "position": "benchmarks.scenarios.position",

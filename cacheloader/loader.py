@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.goodput import recorder as goodput
 from cacheloader.positioned import PositionedDataset
 from cacheloader.records import Records
-from cacheloader.workers import lost_worker
+from cacheloader.workers import leave_sigterm_to_training, lost_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -106,6 +107,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             num_threads = max(options.get("num_workers", 0), _LEAST_THREADS)
             self._whole.read_ahead = ReadAhead(num_threads=num_threads, num_batches=max(prefetch, num_threads + 1))
         collate: Callable[[Any], Any] = Collate(collate_fn, with_keys=record_to is not None and record_keys)
+        if options.get("generator") is None:
+            # At each iteration torch draws a seed for the workers, from the global generator by default: a resumed job,
+            # which begins one iteration more, would draw other numbers in its dropout than one that never stopped.
+            options["generator"] = torch.Generator().manual_seed(torch.initial_seed())
+        options["worker_init_fn"] = partial(leave_sigterm_to_training, options.get("worker_init_fn"))
         super().__init__(self._whole, batch_size=None, collate_fn=collate, **options)
 
     @property

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cacheloader.errors import WorkerLost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cacheloader.positioned import PositionedDataset
 
 _LIKELY = {
@@ -67,3 +69,19 @@ def _advice(exit_code: int) -> str:
     if exit_code > 0:
         return "the transform or a library in it ended the process: see what it printed"
     return _LIKELY.get(signal.Signals(-exit_code), "find out who sent the signal") if -exit_code < 32 else ""
+
+
+def leave_sigterm_to_training(then: Callable[[int], None] | None, worker_id: int) -> None:
+    """In a worker, before its first batch: where the training process handles SIGTERM itself, outlive the first one.
+
+    Batch systems and torchrun signal all processes of a job at once. A worker that ended would end the training loop
+    with it, wherever it is, before it could save.
+
+    Args:
+        then: The user's ``worker_init_fn``.
+        worker_id: Of this worker.
+    """
+    if callable(signal.getsignal(signal.SIGTERM)):  # inherited by fork, and not called: torch's own is in its place
+        signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    if then is not None:
+        then(worker_id)

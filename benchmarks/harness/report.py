@@ -24,6 +24,7 @@ FIGURES: dict[str, Callable[[Phase], float | None]] = {
     "first batch s from the open data set on": lambda phase: phase.opened_first_batch_s,
     "waiting share": lambda phase: phase.waiting_share,
     "waiting share after the first batch": lambda phase: phase.later_waiting_share,
+    "fetch p50 ms": lambda phase: None if phase.fetch_p50_s is None else phase.fetch_p50_s * 1e3,
     "fetch p99 ms": lambda phase: None if phase.fetch_p99_s is None else phase.fetch_p99_s * 1e3,
     "origin bytes / payload": lambda phase: phase.origin_bytes_per_payload_byte,
     "CPU s/GB": lambda phase: (phase.cpu_s.client + phase.cpu_s.daemon) / (phase.size_bytes / 1e9),

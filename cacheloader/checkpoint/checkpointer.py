@@ -23,7 +23,7 @@ from cacheloader.checkpoint.retention import Retention
 from cacheloader.checkpoint.saving import Mode, Save, check_mode, innermost
 from cacheloader.checkpoint.staging import Staging
 from cacheloader.checkpoint.stopping import EXIT_STATUS, StopSignal
-from cacheloader.checkpoint.storage import CheckpointReader, CommitWriter, PlainPlanner
+from cacheloader.checkpoint.storage import CheckpointReader, CommitWriter, FirstRankPlanner, PlainPlanner
 from cacheloader.checkpoint.store import open_store
 from cacheloader.checkpoint.verify import read_commit
 from cacheloader.errors import CheckpointError, ConfigError, SaveFailed
@@ -183,7 +183,8 @@ class Checkpointer:
         staging = None if mode == "sync" else self._staging
         writer = CommitWriter(self._store, draft, staging=staging, thread_count=self._thread_count)
         self._last = Save(step=step, name=name, settle=lambda failure: self._settle(draft, failure))
-        self._last.run(state, writer, self._ranks, mode=mode)
+        planner = FirstRankPlanner(snapshot.buffers(self._contents, state))
+        self._last.run(state, writer, planner, self._ranks, mode=mode)
         self.last_stall_s = time.perf_counter() - begin
         recorder.ckpt_staged(name, step, stall_s=self.last_stall_s)
         if mode == "sync" or self._last.is_over:

@@ -14,6 +14,8 @@ from cacheloader.errors import ConfigError, SaveFailed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from torch.distributed.checkpoint.planner import SavePlanner
+
     from cacheloader.checkpoint.ranks import Ranks
     from cacheloader.checkpoint.storage import CommitWriter
 
@@ -47,26 +49,30 @@ class Save:
         self._settle = settle
         self._done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
-    def run(self, state: Mapping[str, Any], writer: CommitWriter, ranks: Ranks, *, mode: Mode) -> None:
+    def run(
+        self, state: Mapping[str, Any], writer: CommitWriter, planner: SavePlanner, ranks: Ranks, *, mode: Mode
+    ) -> None:
         """Begin; returns when the state has been copied, or in mode ``sync`` when all is over."""
         if not ranks.is_distributed:
             # Said at each save, and true: one process is the whole job.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        options: dict[str, Any] = {
+            "storage_writer": writer,
+            "planner": planner,
+            "process_group": ranks.saving,
+        }
         if mode == "sync":
             failure: BaseException | None = None
             try:
-                state_dict_saver.save(dict(state), storage_writer=writer, process_group=ranks.saving)
+                state_dict_saver.save(dict(state), **options)
             except (Exception, CheckpointException) as error:  # noqa: BLE001  (raised by result(), as in other modes)
                 failure = error
             self._finish(failure)
             return
-        options: dict[str, Any] = {}
         if mode == "process":
             options["async_checkpointer_type"] = state_dict_saver.AsyncCheckpointerType.PROCESS
         try:
-            future: Any = state_dict_saver.async_save(
-                dict(state), storage_writer=writer, process_group=ranks.saving, **options
-            )
+            future: Any = state_dict_saver.async_save(dict(state), **options)
         except (Exception, CheckpointException) as error:  # noqa: BLE001  (raised by result())
             self._finish(error)
             return

@@ -81,6 +81,18 @@ def capture(contents: Contents, *, step: int, rank: int) -> dict[str, Any]:
     return state
 
 
+def buffers(contents: Contents, state: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the tensors in a state that are no parameters but buffers, which may differ between ranks."""
+    found = set()
+    for name, module in contents.modules.items():
+        memory = {(buffer.data_ptr(), buffer.shape) for buffer in module.buffers() if not hasattr(buffer, "placements")}
+        for path, value in _leaves(state[name], name):
+            is_whole = isinstance(value, torch.Tensor) and not hasattr(value, "placements")  # no DTensor
+            if is_whole and (value.data_ptr(), value.shape) in memory:
+                found.add(path)
+    return frozenset(found)
+
+
 def template(contents: Contents, metadata: Metadata, *, rank: int, world_size: int, saved_ranks: int) -> dict[str, Any]:
     """A state with a place for everything that this rank takes from a checkpoint.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
 import google_crc32c
 import torch
 from torch.distributed.checkpoint._traverse import set_element
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
@@ -220,6 +221,31 @@ class CheckpointReader(FileSystemReader):
             found = parse_metadata(stream.read())
         found.storage_meta = StorageMeta(load_id=self.load_id)
         return found
+
+
+class FirstRankPlanner(DefaultSavePlanner):
+    """torch's planner, but of some values that each rank has in its own version, those of the lowest rank are saved.
+
+    torch takes any rank's. Under DDP the next forward pass spreads rank 0's buffers, so an uninterrupted job goes on
+    with those; a job that resumed with another rank's running means would not be the same.
+
+    Args:
+        keys: Names of such values in the state.
+    """
+
+    def __init__(self, keys: frozenset[str]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """torch's, after the versions of higher ranks have been left out."""
+        seen: set[MetadataIndex] = set()
+        plans = []
+        for plan in all_plans:
+            items = [item for item in plan.items if item.index not in seen]
+            seen |= {item.index for item in items if item.index.fqn in self._keys}
+            plans.append(dataclasses.replace(plan, items=items))
+        return super().create_global_plan(plans)
 
 
 class PlainPlanner(DefaultLoadPlanner):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import cacheloader as cl
 from cacheloader.errors import ConfigError, StateMismatch
@@ -76,3 +77,13 @@ def test_set_epoch_keeps_a_loaded_position_of_that_epoch_and_refuses_to_leave_it
     assert keys(dataset) == keys(reference)[8:]
     dataset.set_epoch(0)
     assert keys(dataset) == keys(open_dataset())
+
+
+def test_iterating_draws_nothing_from_the_global_generators() -> None:
+    """A resumed job begins one iteration more than one that never stopped, and its dropout has to draw the same."""
+    for num_workers in (0, 1):
+        loader = cl.DataLoader(open_dataset(batch_size=None), batch_size=4, num_workers=num_workers)
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        list(loader)
+        assert torch.equal(torch.get_rng_state(), before)
