@@ -88,7 +88,8 @@ def attempt_name(world: World) -> str:
 
 
 def _agreed_name(store: Any, world: World) -> str:
-    key = "cacheloader/attempt"
+    # torchrun's agent keeps its store while it starts the workers again, and with it the name of the attempt before.
+    key = f"cacheloader/attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world.world_size}"
     if world.rank == 0:
         if not store.check([key]):
             store.set(key, _own_name(os.getpid()))

@@ -110,8 +110,8 @@ class Run:
             self._meter.start()
         if here.rank:
             self._hooks = ()
-        for hook in self._hooks:
-            hook.start(self.folder.resolve().name, attempt, self.last_step)
+        if self._hooks:
+            self._start_hooks()
         return self
 
     def __exit__(
@@ -244,6 +244,19 @@ class Run:
         """Steps up to ``step`` are safe; ``recorder.ckpt_commit`` calls this, in any thread."""
         self._committed = max(self._committed, step)
 
+    def _start_hooks(self) -> None:
+        from cacheloader.goodput.export.batched import Started
+
+        started = Started(
+            run=self.recorder.run,
+            attempt=self.recorder.attempt,
+            step=self.last_step,
+            run_start_s=_run_start_s(self.folder),
+            folder=self.folder,
+        )
+        for hook in self._hooks:
+            hook.start(started)
+
     def _ask_for_watch(self, loader: Any) -> None:
         """Have the daemon of the first loader that knows one watch this rank."""
         ask = getattr(loader, "watch_run", None)
@@ -287,6 +300,15 @@ class Run:
             self._beat((now_ns - begin_ns) / 1e9, fetch_s, tokens)
         for hook in self._hooks:
             hook.step(self.last_step, (now_ns - begin_ns) / 1e9, fetch_s, tokens, samples)
+
+
+def _run_start_s(folder: Path) -> float:
+    """When the run's first attempt began, since 1970."""
+    found = [time.time()]
+    for path in folder.glob("events-*-r00000.jsonl"):
+        with path.open("rb") as file, suppress(ValueError, KeyError, TypeError):
+            found.append(json.loads(file.readline())["wall_ns"] / 1e9)
+    return min(found)
 
 
 def _meter(world_size: int) -> Meter | None:

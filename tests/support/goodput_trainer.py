@@ -1,0 +1,116 @@
+"""One rank of a job that suffers on purpose: ``goodput_trainer.py CONFIG.json``, under torchrun.
+
+Beside the events that the goodput room records by itself, it writes what it did by its own clock, the truth that a
+report is compared with. Its device is a sleep; its checkpoints hold the loader's position.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import cacheloader as cl
+from cacheloader.goodput import recorder
+
+
+class Truth:
+    """A line for everything that happened, on the wall clock."""
+
+    def __init__(self, folder: Path, attempt: int, rank: int) -> None:
+        self._fd = os.open(folder / f"truth-{attempt}-{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def tell(self, what: str, begin: float = 0.0, **more: Any) -> float:
+        now = time.time()
+        os.write(self._fd, json.dumps({"what": what, "begin": begin or now, "end": now, **more}).encode() + b"\n")
+        return now
+
+
+def key_of(sample: dict[str, Any]) -> str:
+    return str(sample["__key__"])
+
+
+def main(config: dict[str, Any]) -> None:
+    folder = Path(config["folder"])
+    attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    (folder / f"pid-{attempt}-{rank}").write_text(str(os.getpid()))
+    truth = Truth(folder, attempt, rank)
+    faults = {(f["attempt"], f["rank"], f["step"]): f for f in config["faults"]}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=config["timeout_s"]))
+    loader = cl.DataLoader(
+        cl.RemoteDataset(
+            config["urls"], seed=3, transform=key_of, shuffle_window=1, cache_dir=config["cache_dir"],
+            cache_size="64MiB", storage_options=config["storage_options"],
+        ),
+        batch_size=4, num_workers=1, prefetch_factor=2, collate_fn=list,
+    )  # fmt: skip
+    saved = folder / "checkpoint.json"
+    step = 0
+    if saved.exists():
+        checkpoint = json.loads(saved.read_text())
+        loader.load_state_dict(checkpoint["loader"])
+        step = checkpoint["step"]
+        recorder.restore(f"step-{step}", step)
+    truth.tell("restored", step=step)
+    with cl.goodput.Run(config["run"]) as run:
+        try:
+            train(config, loader, run, truth, faults, attempt, rank, step)
+        except RuntimeError:
+            truth.tell("error")
+            raise
+    truth.tell("done")
+    dist.destroy_process_group()
+
+
+def train(
+    config: dict[str, Any], loader: Any, run: Any, truth: Truth, faults: Any, attempt: int, rank: int, step: int
+) -> None:
+    saved = Path(config["folder"]) / "checkpoint.json"
+    while True:
+        batches = iter(loader)
+        while True:
+            begin = time.time()
+            try:
+                next(batches)
+            except StopIteration:
+                truth.tell("epoch", begin)
+                break
+            got = truth.tell("fetch", begin, step=step + 1)
+            step += 1
+            fault = faults.get((attempt, rank, step), {})
+            time.sleep(config["compute_s"] / 2)
+            if fault.get("kind") in ("SIGKILL", "SIGSTOP"):
+                truth.tell(fault["kind"], step=step)
+                os.kill(os.getpid(), getattr(signal, fault["kind"]))
+            time.sleep(config["compute_s"] / 2 + fault.get("slow_s", 0.0))
+            arrived = time.time()
+            dist.all_reduce(torch.ones(8))
+            truth.tell("collective", arrived, step=step)
+            if step % config["save_every"] == 0:
+                begin_save = time.time()
+                recorder.ckpt_begin(f"step-{step}", step)
+                started = time.perf_counter()
+                time.sleep(config["save_s"])
+                recorder.ckpt_staged(f"step-{step}", step, stall_s=time.perf_counter() - started)
+                truth.tell("save", begin_save, step=step)
+                if rank == 0:
+                    half = saved.with_suffix(".half")
+                    half.write_text(json.dumps({"loader": loader.state_dict(), "step": step}))
+                    half.replace(saved)
+                    recorder.ckpt_commit(f"step-{step}", step)
+            truth.tell("step", begin, step=step, got=got)
+            if step == config["steps"]:
+                return
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()))
