@@ -45,18 +45,19 @@ BACKGROUND_FAULTS = 0.03
 DISK_LOOK_S = 0.05
 
 KILLS_OF_THE_ATTEMPT = {"kill a worker", "kill a rank", "end a rank", "kill the launcher"}
+# What ends an attempt takes the longest, so that others are drawn more often.
 WEIGHTS = {
     "kill the daemon": 14,
     "end the daemon": 6,
     "stop the daemon for a moment": 8,
     "stop the daemon for long": 2,
     "kill an index worker": 6,
-    "kill a worker": 9,
+    "kill a worker": 5,
     "stop a worker for a moment": 7,
-    "kill a rank": 8,
-    "end a rank": 4,
+    "kill a rank": 4,
+    "end a rank": 2,
     "stop a rank for a moment": 6,
-    "kill the launcher": 5,
+    "kill the launcher": 3,
     "the store is down": 8,
     "the store fails half of all requests": 9,
     "the store stalls a body": 3,
