@@ -267,6 +267,7 @@ class _Daemon:
                 OriginRate(max_bytes_per_s=config.max_bytes_per_s, max_requests_per_s=config.max_origin_requests_per_s),
                 config.tenants,
             ),
+            drops_behind=config.drop_behind,
         )
         return Runtime(
             planner=planner,

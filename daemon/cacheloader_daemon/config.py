@@ -76,6 +76,8 @@ class DaemonConfig:
             disk is full or broken, or others hold its space); "" means a quarter of the node's memory.
         prepare_processes: Processes that index shards, at most.
         nice: Added to the process's niceness.
+        drop_behind: Whether pages of a shard leave memory once nobody reads it, so that the page cache is left to the
+            job; a shard that is read again soon is then read from disk. Unwritten pages are kept few while it arrives.
         io_class: Priority at the disk: "idle" or "best-effort"; "" leaves it.
         cpus: Processors that the daemon may use, such as "0-3,8"; "" means all.
         log_level: Name of a logging level.
@@ -116,6 +118,7 @@ class DaemonConfig:
     max_memory_size: int | str = ""
     prepare_processes: int = 2
     nice: int = 0
+    drop_behind: bool = False
     io_class: str = ""
     cpus: str = ""
     log_level: str = "INFO"
@@ -311,6 +314,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "allowed_endpoints": (list, tuple),
     "tenants": (list, tuple),
     "max_bandwidth": (int, str),
+    "drop_behind": (bool,),
     "io_class": (str,),
     "cpus": (str,),
     "idle_timeout_s": (int, float),

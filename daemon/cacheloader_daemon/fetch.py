@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from cacheloader import fdpass
 from cacheloader.formats.base import index_samples
 from cacheloader.origin.slots import Urgency
 from cacheloader.origin.transfer import transfer
+from cacheloader_daemon import pages
 from cacheloader_daemon.arrivals import Arrivals
 from cacheloader_daemon.checksum import ShardChecksum
 from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from cacheloader_daemon.shards import ShardSource
     from cacheloader_daemon.store import Incoming, Pool, Survey
 
+log = logging.getLogger(__name__)
+
 MAX_MEMORY_FETCHES = 4
 """Shards brought into memory at once; how many bytes may be held there, ``memory`` says."""
 
@@ -43,6 +47,7 @@ class Fetcher:
         quick: Threads for calls that a reader waits for.
         bulk: Threads for writes.
         rates: Limits of pace; ``None`` for none.
+        drops_behind: Whether pages that were written or read are not kept in memory for long.
 
     Attributes:
         arrivals: What is on its way.
@@ -58,6 +63,7 @@ class Fetcher:
         quick: DiskThreads,
         bulk: DiskThreads,
         rates: OriginRates | None = None,
+        drops_behind: bool = False,
     ) -> None:
         self._store = store
         self._preparers = preparers
@@ -66,6 +72,7 @@ class Fetcher:
         self._quick = quick
         self._bulk = bulk
         self._rates = rates
+        self.drops_behind = drops_behind
         self.arrivals = Arrivals()
         self._urgencies: dict[bytes, Urgency] = {}
         self._memory_fetches = asyncio.Semaphore(MAX_MEMORY_FETCHES)
@@ -105,6 +112,8 @@ class Fetcher:
 
             async def write_at(offset: int, body: Bytes) -> None:
                 await self._bulk.run(checksum.write, incoming.write_at, offset, body)
+                if self.drops_behind:
+                    await self._bulk.run(pages.begin_write_back, incoming.fd, offset, memoryview(body).nbytes)
 
             await self._transfer(source, write_at, urgency)
             prepared = await self._prepare(source, incoming.fd)
@@ -185,6 +194,22 @@ class Fetcher:
         # A blob that has to be verified is read whole, which must not keep others from being opened.
         threads = self._bulk if self._store.is_slow(key) else self._quick
         return await threads.take(open_blob, discard=ShardLease.close)
+
+    async def let_go(self, key: bytes) -> None:
+        """Drop a blob's pages from memory, if it is there."""
+
+        def drop() -> None:
+            blob = self._store.lease(key)
+            try:
+                pages.let_go(blob.data_fd)
+            finally:
+                os.close(blob.data_fd)
+                os.close(blob.index_fd)
+
+        try:
+            await self._bulk.run(drop)
+        except DiskTrouble as error:
+            log.info("pages of blob %s are not dropped: %s", key.hex(), error)
 
     async def evict(self, key: bytes) -> None:
         """Unlink a blob.

@@ -281,8 +281,20 @@ class Runtime:
         if state.leases[shard] > 0:
             state.leases[shard] -= 1
             self._tell(events.Released(session=session, shard=shard))
+            if self._fetcher.drops_behind:
+                self._let_go(state.dataset.shards[shard].key)
         else:
             raise ProtocolError(f"shard {shard} was released more often than it was leased")
+
+    def _let_go(self, key: bytes) -> None:
+        """Drop a shard's pages unless somebody reads it or waits for it."""
+        if self._waits.of(key):
+            return
+        for state in self._sessions.values():
+            place = state.dataset.place(key)
+            if place is not None and state.leases[place] > 0:
+                return
+        self.spawn(self._fetcher.let_go(key))
 
     def _demand(self, wait: Wait) -> None:
         request = next(self._numbers)

@@ -70,6 +70,10 @@ class Dataset:
         ]
         self._index = {key: shard for shard, key in enumerate(keys)}
 
+    def place(self, key: bytes) -> int | None:
+        """Number of the shard ``key``; ``None`` if the data set has no such shard."""
+        return self._index.get(key)
+
     def source(self, key: bytes) -> ShardSource | None:
         """How to bring the shard ``key``; ``None`` if the data set has no such shard."""
         shard = self._index.get(key)
