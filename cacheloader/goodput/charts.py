@@ -198,7 +198,7 @@ def stragglers(found: dict[str, Any]) -> str:
         return ""
     parts, height = [], 22
     for i, rank in enumerate(sorted(ranks, key=lambda rank: rank["rank"])):
-        y, scale = i * height, (WIDTH - 380) / longest
+        y, scale = i * height, (WIDTH - 420) / longest
         whole, part = rank["caused_wait_s"] * scale, min(rank["caused_by_fetch_s"], rank["caused_wait_s"]) * scale
         share = rank["last_in_steps"] / found["stragglers"]["steps"]
         parts.append(

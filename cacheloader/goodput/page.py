@@ -29,7 +29,7 @@ h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 0 0 10px;
 p { margin: 0 0 8px; } .soft { color: var(--soft); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px;
   margin-top: 16px; }
-.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 14px 20px; }
+.numbers { display: grid; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); gap: 14px 20px; }
 .numbers b { display: block; font-size: 26px; line-height: 1.2; font-variant-numeric: tabular-nums; }
 .numbers span { color: var(--soft); font-size: 13px; }
 .first { border-left: 5px solid var(--exposed_fetch); }

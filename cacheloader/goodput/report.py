@@ -162,7 +162,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
+        return f"{seconds * 1000:.3g} ms" if seconds >= 1e-4 or not seconds else "< 0.1 ms"
     if seconds < 100:
         return f"{seconds:.1f} s"
     whole = round(seconds)
