@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cacheloader_daemon.plan.holdings import Holdings, Shard
     from cacheloader_daemon.plan.horizon import Horizon, Missing
+    from cacheloader_daemon.plan.keeping import Keeping
     from cacheloader_daemon.plan.options import PlannerOptions
     from cacheloader_daemon.plan.readers import Session
 
@@ -53,11 +54,17 @@ class Admission:
         options: The bounds.
         holdings: The shards and their bytes.
         horizon: The plans.
+        keeping: The shards that are to stay.
         sessions: Open sessions by number.
     """
 
     def __init__(
-        self, options: PlannerOptions, holdings: Holdings, horizon: Horizon, sessions: Mapping[int, Session]
+        self,
+        options: PlannerOptions,
+        holdings: Holdings,
+        horizon: Horizon,
+        keeping: Keeping,
+        sessions: Mapping[int, Session],
     ) -> None:
         self.num_evictions = 0
         self.num_demand_fetches = 0
@@ -70,6 +77,7 @@ class Admission:
         self._options = options
         self._holdings = holdings
         self._horizon = horizon
+        self._keeping = keeping
         self._sessions = sessions
         self.fetch_times = FetchTimes()
         self.used_part = 1.0
@@ -245,7 +253,7 @@ class Admission:
         if self._claimed_bytes or self.lookahead_bytes == 0:
             return
         spare = int(FILLING * self._options.max_fetches) - holdings.num_fetching
-        while spare > 0 and (missing := self._horizon.next_to_fill(holdings.ledger.free_bytes, now_s)) is not None:
+        while spare > 0 and (missing := self._keeping.next_to_fill(holdings.ledger.free_bytes, now_s)) is not None:
             if holdings.shares.excess_bytes(missing.owner, missing.reserve_bytes) > 0:
                 return
             self._prefetch(missing, now_s, effects, is_in_window=False)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from cacheloader_daemon.plan.horizon import Catalog, Horizon, NextUse
+    from cacheloader_daemon.plan.catalog import Catalog
+    from cacheloader_daemon.plan.horizon import Horizon, NextUse
     from cacheloader_daemon.plan.readers import Reader
     from cacheloader_daemon.plan.shares import Claim
 

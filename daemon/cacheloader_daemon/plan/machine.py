@@ -23,6 +23,7 @@ from cacheloader_daemon.plan.events import (
 from cacheloader_daemon.plan.holdings import Holdings, Wait
 from cacheloader_daemon.plan.horizon import INFINITE, Horizon
 from cacheloader_daemon.plan.invariants import check
+from cacheloader_daemon.plan.keeping import Keeping
 from cacheloader_daemon.plan.ledger import Ledger
 from cacheloader_daemon.plan.options import PlannerStatistics, WorkingSet
 from cacheloader_daemon.plan.readers import Session
@@ -66,12 +67,13 @@ class Planner:
     ) -> None:
         self._options = options
         self._horizon = Horizon()
+        self._keeping = Keeping(self._horizon)
         self._ledger = Ledger(quota_bytes=options.quota_bytes, overhead_bytes=overhead_bytes)
         self._rests = Rests(options.retry_s)
         self._shares = Shares(options.shares)
         self._holdings = Holdings(self._ledger, self._horizon, self._rests, self._shares)
         self._sessions: dict[int, Session] = {}
-        self._admission = Admission(options, self._holdings, self._horizon, self._sessions)
+        self._admission = Admission(options, self._holdings, self._horizon, self._keeping, self._sessions)
         self._now_s = 0.0
         self._hits = self._misses = self._coalesced = self._promoted = 0
         self._lost = self._fetched_bytes = self._failed = self._refusals = 0
@@ -192,8 +194,8 @@ class Planner:
             ahead_bytes=holdings.ahead_bytes,
             lookahead_bytes=admission.lookahead_bytes,
             lookahead_s=0.0 if admission.ahead_s == INFINITE else admission.ahead_s,
-            kept_bytes=self._horizon.kept_bytes,
-            least_bytes=max(0, self._horizon.planned_bytes - self._capacity_bytes),
+            kept_bytes=self._keeping.kept_bytes,
+            least_bytes=max(0, self._keeping.planned_bytes - self._capacity_bytes),
             resident_shards=states[ShardState.RESIDENT],
             leased_shards=states[ShardState.RESIDENT] - len(holdings.victims),
             fetching_shards=holdings.num_fetching,
@@ -285,7 +287,9 @@ class Planner:
         reader = session.reader
         if reader is None:
             return
-        for place in reader.pass_rows().tolist():
+        passed = reader.pass_rows().tolist()
+        session.catalog.num_passed += len(passed)
+        for place in passed:
             key = session.catalog.keys[place]
             self._holdings.not_ahead(key)
             self._holdings.victims.passed(key, reader, now_s)
@@ -387,9 +391,7 @@ class Planner:
 
     def _plans_changed(self, now_s: float) -> None:
         self._holdings.victims.relist(
-            self._horizon.choose_kept(
-                self._capacity_bytes, int(self._admission.window_bytes / self._admission.used_part)
-            ),
+            self._keeping.choose(self._capacity_bytes, int(self._admission.window_bytes / self._admission.used_part)),
             now_s,
         )
         # What was fetched ahead for a plan that nobody follows any more does not use up the window.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cacheloader_daemon.plan.accesses import AccessTable
-    from cacheloader_daemon.plan.horizon import Catalog
+    from cacheloader_daemon.plan.catalog import Catalog
 
 IDLE_AFTER_S = 60.0
 IDLE_BEATS = 4
@@ -130,7 +130,7 @@ class Reader:
         table: The plan; shared with other sessions of the same plan.
     """
 
-    __slots__ = ("_num_over", "frontier", "has_begun", "kept", "session", "table", "victims")
+    __slots__ = ("_num_over", "frontier", "kept", "session", "table", "victims")
 
     def __init__(self, session: Session, table: AccessTable) -> None:
         self.session = session
@@ -141,15 +141,12 @@ class Reader:
         """Unleased residents that this reader needs again, numbered by minus the row: farthest first."""
         self.kept = LazyHeap()
         """Likewise, those that are to stay."""
-        self.has_begun = False
-        """Whether it has finished with a shard."""
         self._num_over = table.num_over(session.clock)
 
     def pass_rows(self) -> NDArray[np.int32]:
         """The shards of the accesses that are over now and were not at the last call."""
         before = self._num_over
         self._num_over = self.table.num_over(self.session.clock, start=before)
-        self.has_begun |= self._num_over > before
         return self.table.shard_by_stop[before : self._num_over]
 
     def seconds_until(self, first_clock: int, now_s: float, typical_rows_per_s: float) -> float:

@@ -113,17 +113,16 @@ def test_one_reading_after_the_other_leaves_alone_what_is_to_stay() -> None:
             assert len(node.fetches) - fetched <= 20 + 2 + 1
 
 
-def test_space_that_nobody_needs_is_filled_once_a_session_reads() -> None:
+def test_space_that_nobody_needs_is_filled_in_proportion_to_what_is_read() -> None:
     node = Node(1000, max_fetches=8, lookahead_bytes=10)
     node.open(1, shards(*[10] * 40))
     order = list(range(40))
     node.follow(1, two_epochs(order, order, epoch=0))
     node.settle()
     assert len(node.blobs) == 1, "a session that has read nothing may never read on"
-    node.demand(1, 0)
-    node.release(1, 0)
-    node.advance(1, 10)
-    node.settle()
+    scan(node, 1, order[:2], epoch=0)
+    assert len(node.blobs) == 2 + 1 + 2 * 4, "what it read, the next one, and four for each"
+    scan(node, 1, order[2:12], epoch=0)
     assert len(node.blobs) == 40
 
 
