@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch.utils.data import IterableDataset, default_collate
+import torch
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from cacheloader.errors import BadSample
+from cacheloader.heap import keep_freed_memory
+from cacheloader.parcel import Parcel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cacheloader.ahead import ReadAhead
+    from cacheloader.blocks import Blocks
     from cacheloader.cursor import Start
     from cacheloader.delivery import Delivered
     from cacheloader.positioned import PositionedDataset
@@ -54,6 +59,7 @@ class Collate:
     def __init__(self, collate_fn: Callable[[list[Any]], Any] | None, *, with_keys: bool) -> None:
         self._collate_fn = collate_fn
         self._with_keys = with_keys
+        self.blocks: Blocks | None = None
 
     def __call__(self, batch: Delivered) -> tuple[Any, Note]:
         """The user's batch and its note."""
@@ -70,4 +76,28 @@ class Collate:
             num_bad=batch.num_bad,
             keys=batch.number.tolist() if self._with_keys and batch.number is not None else None,
         )
-        return (self._collate_fn or default_collate)(batch.samples), note
+        worker = get_worker_info()
+        if worker is None or self.blocks is None:
+            return (self._collate_fn or default_collate)(batch.samples), note
+        keep_freed_memory()
+        data = (self._collate_fn or _collate_for_block)(batch.samples)
+        return Parcel.packed(data, self.blocks, worker=worker.id), note
+
+
+def _collate_for_block(samples: list[Any]) -> Any:
+    """The default of torch, but tensors are stacked in memory of this process: it is the block that will be shared."""
+    return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked})
+
+
+def _stacked(tensors: list[torch.Tensor], **options: Any) -> Any:
+    first = tensors[0]
+    is_plain = type(first) is torch.Tensor and first.device.type == "cpu" and first.layout == torch.strided
+    if not is_plain or first.is_nested or any(tensor.requires_grad for tensor in tensors):
+        return default_collate_fn_map[torch.Tensor](tensors, **options)
+    return torch.stack(tensors, 0)
+
+
+def unpacked(batch: tuple[Any, Note]) -> tuple[Any, Note]:
+    """What ``Collate`` returned in a worker, as it arrives in the training process."""
+    data, note = batch
+    return (data.unpacked() if isinstance(data, Parcel) else data), note

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cacheloader.ahead import ReadAhead
-from cacheloader.batches import Collate, WholeBatches
+from cacheloader.batches import Collate, WholeBatches, unpacked
+from cacheloader.blocks import Blocks
 from cacheloader.device import to_device
 from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.goodput import recorder as goodput
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
     from cacheloader.batches import Note
     from cacheloader.cursor import Start
     from cacheloader.state import Policy
+    from cacheloader.transport.reporting import RunWatch
 
 _PREFETCH = 2  # torch's own default
 _LEAST_THREADS = 2
+_SPARE_BLOCKS = 2  # beyond those on their way: the batch in use, and one that is copied to a device meanwhile
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -106,7 +109,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._is_threaded:
             num_threads = max(options.get("num_workers", 0), _LEAST_THREADS)
             self._whole.read_ahead = ReadAhead(num_threads=num_threads, num_batches=max(prefetch, num_threads + 1))
-        collate: Callable[[Any], Any] = Collate(collate_fn, with_keys=record_to is not None and record_keys)
+        self._collate = Collate(collate_fn, with_keys=record_to is not None and record_keys)
+        collate: Callable[[Any], Any] = self._collate
         if options.get("generator") is None:
             # At each iteration torch draws a seed for the workers, from the global generator by default: a resumed job,
             # which begins one iteration more, would draw other numbers in its dropout than one that never stopped.
@@ -139,9 +143,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self._records:
             self._records.begin(start, num_workers=self.num_workers)
         self._whole.start = start
-        # torch's own iterator without workers reads in this process, too.
-        batches = map(self.collate_fn, self._whole) if self._is_threaded and self.num_workers else super().__iter__()
+        batches: Any
+        if not self.num_workers:
+            batches = super().__iter__()
+        elif self._is_threaded:
+            batches = map(self._collate, self._whole)
+        else:
+            if self._iterator is None:  # or its workers live on, and know theirs
+                per_worker = (self.prefetch_factor or _PREFETCH) + _SPARE_BLOCKS
+                self._collate.blocks = Blocks(num_workers=self.num_workers, per_worker=per_worker)
+            batches = super().__iter__()
         return _TimedIterator(self, batches, start, iteration)
+
+    def watch_run(self, path: Path, *, run: str, attempt: str, rank: int, world: int) -> RunWatch:
+        """Have the node's daemon watch this rank of a training run; ``goodput.Run`` asks for it."""
+        return self._reporter.watch(path, run=run, attempt=attempt, rank=rank, world=world)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches that this loader has handed out; plain types, equal on all ranks.
@@ -191,7 +207,9 @@ class _TimedIterator:
     def __init__(self, loader: DataLoader, workers: Any, start: Start, iteration: int) -> None:
         self._loader = loader
         self._workers: Any = workers
-        self._batches: Iterator[tuple[Any, Note]] = to_device(workers, loader._device) if loader._device else workers
+        self._blocks = loader._collate.blocks  # batches on their way lie in them
+        batches: Iterator[tuple[Any, Note]] = map(unpacked, workers)
+        self._batches = to_device(batches, loader._device) if loader._device else batches
         self._start = start
         self._iteration = iteration
         self._rows = loader._positioned.rows_per_step()
@@ -225,6 +243,7 @@ class _TimedIterator:
             loader._reporter.flush()
             dataset.end_iteration()
             loader._delivered = 0
+            self._let_go()
             raise
         except Exception as error:
             self._has_failed = True
@@ -239,6 +258,12 @@ class _TimedIterator:
         # Nothing is called behind this line, so that no signal handler can raise between the count and the loop.
         loader._delivered += 1
         return data
+
+    def _let_go(self) -> None:
+        """Nothing more will arrive in these blocks, unless their workers live on."""
+        if self._loader._iterator is None and self._loader._collate.blocks is self._blocks:
+            self._loader._collate.blocks = None
+        self._blocks = None
 
     def _due(self) -> tuple[int, int]:
         return self._start.epoch, self._start.row + self._loader._delivered * self._rows

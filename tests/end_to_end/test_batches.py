@@ -1,0 +1,293 @@
+"""However a batch comes to the training loop, by threads or from workers, it is the same batch."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+import cacheloader as cl
+from cacheloader.errors import CacheloaderError, WorkerLost
+from tests.support.node_daemon import is_running
+from tests.support.shard_sets import ShardSet, digest, write_shards
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH = 32
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+@pytest.fixture(scope="session")
+def small_set(tmp_path_factory: pytest.TempPathFactory) -> ShardSet:
+    """8 shards of 32 samples of 4 kB."""
+    return write_shards(tmp_path_factory.mktemp("small"), num_shards=8, samples_per_shard=32, sample_bytes=4000)
+
+
+@pytest.fixture
+def make(small_set: ShardSet, cache_dir: Path) -> Callable[..., cl.DataLoader]:
+    def loader(*, dataset: dict[str, Any] | None = None, **options: Any) -> cl.DataLoader:
+        defaults = {"seed": 5, "shuffle_window": 2, "cache_dir": cache_dir, "cache_size": "64MiB"}
+        read = cl.RemoteDataset(str(small_set.folder), **(defaults | (dataset or {})))
+        return cl.DataLoader(read, **({"batch_size": BATCH} | options))
+
+    return loader
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cacheloader-read")]
+
+
+def rows_of(batch: Any) -> list[dict[str, Any]]:
+    """A batch of the default collate function, sample by sample."""
+    return [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+
+
+# Read by threads.
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad", "keep"])
+def test_raw_batches_are_the_same_whoever_reads_them(make: Any, small_set: ShardSet, tail: str) -> None:
+    options = {"dataset": {"tail": tail}, "batch_size": 24}
+    # A collate function keeps the workers; torch's own loader reads without threads.
+    expected = list(make(**options, num_workers=2, collate_fn=list))
+    alone, threads = make(**options), make(**options, num_workers=3)
+    for loader in (alone, threads):
+        got = [rows_of(batch) for batch in loader]
+        assert got == expected
+        assert loader.epoch == 1
+    seen = {sample["__key__"]: digest(sample) for batch in expected for sample in batch}
+    assert seen.items() <= small_set.digests.items()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_that_breaks_off_leaves_no_thread_and_goes_on_where_it_was(make: Any, num_workers: int) -> None:
+    whole = [batch["__key__"] for batch in make()]
+    loader = make(num_workers=num_workers)
+    got = []
+    for batch in loader:
+        got.append(batch["__key__"])
+        if len(got) == 3:
+            assert reading_threads()
+            break
+    saved = loader.state_dict()
+    gc.collect()
+    wait_until(lambda: not reading_threads())
+    loader.load_state_dict(saved)
+    assert got + [batch["__key__"] for batch in loader] == whole
+    wait_until(lambda: not reading_threads())
+
+
+def test_without_a_transform_workers_are_not_started_and_with_a_collate_function_they_are(make: Any) -> None:
+    def pids(loader: cl.DataLoader) -> int:
+        batches = iter(loader)
+        next(batches)
+        return len(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+    before = pids(make())
+    assert pids(make(num_workers=2)) == before
+    assert pids(make(num_workers=2, collate_fn=list)) == before + 2
+
+
+def test_an_error_of_a_reading_thread_is_raised_where_its_batch_is_due(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [batch["__key__"] for batch in make()]
+    from cacheloader.stretch import Stretch
+
+    read = Stretch.read
+
+    def failing(self: Stretch, batch: int) -> Any:
+        samples = read(self, batch)
+        if samples[0]["__key__"] == whole[4][0]:
+            raise OSError(5, "the disk is broken")
+        return samples
+
+    loader = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stretch, "read", failing)
+        batches = iter(loader)
+        got = [next(batches)["__key__"] for _ in range(4)]
+        with pytest.raises(OSError, match="the disk is broken"):
+            next(batches)
+    assert got == whole[:4]
+    loader.load_state_dict(loader.state_dict())
+    assert [batch["__key__"] for batch in loader] == whole[4:]
+
+
+def test_a_mixture_without_transforms_is_read_by_threads_and_its_batches_are_those_of_workers(
+    make: Any, small_set: ShardSet, cache_dir: Path
+) -> None:
+    def mixture() -> cl.Mixture:
+        sources = {
+            name: (cl.RemoteDataset(str(small_set.folder), seed=seed, cache_dir=cache_dir, cache_size="64MiB"), weight)
+            for name, seed, weight in (("a", 1, 3.0), ("b", 2, 1.0))
+        }
+        # Longer than its sources: shards are needed again behind their first access.
+        return cl.Mixture(sources, epoch_samples=600, source_field="from")
+
+    expected = list(cl.DataLoader(mixture(), batch_size=BATCH, num_workers=2, collate_fn=list))
+    got = [rows_of(batch) for batch in cl.DataLoader(mixture(), batch_size=BATCH, num_workers=2)]
+    assert got == expected
+
+
+# From workers.
+
+
+class Odd:
+    """Something that no loader knows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Odd) and other.name == self.name
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def everything(sample: dict[str, Any]) -> dict[str, Any]:
+    content = sample["bin"][:2000]
+    return {
+        "key": sample["__key__"],
+        "raw": sample["bin"],
+        "short": sample["cls"],
+        "array": np.frombuffer(content, dtype=np.uint16).reshape(2, -1).T,
+        "image": torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(2, 10, -1).permute(2, 0, 1),
+        "half": torch.tensor(3.5, dtype=torch.bfloat16),
+        "odd": Odd(sample["__key__"]),
+        "nested": [(sample["cls"], {"again": sample["bin"]})],
+    }
+
+
+def plain(value: Any) -> Any:
+    """The same with lists in place of arrays, so that batches can be compared."""
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), value.float().tolist() if value.dtype == torch.bfloat16 else value.tolist())
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.tolist())
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
+    return value
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_objects_of_every_kind_come_from_workers_as_they_are_made(make: Any, method: str) -> None:
+    options = {"dataset": {"transform": everything}, "collate_fn": list, "batch_size": 64}
+    expected = [plain(batch) for batch in make(**options)]
+    got = [plain(batch) for batch in make(**options, num_workers=2, multiprocessing_context=method)]
+    assert got == expected
+
+
+def image_and_label(sample: dict[str, Any]) -> dict[str, Any]:
+    number = int(sample["__key__"][len("sample") :])
+    return {"image": torch.full((3, 64, 64), number, dtype=torch.int32), "label": number, "raw": sample["bin"]}
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"pin_memory": True}, {"device": "cpu"}])
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+def test_a_loop_that_keeps_every_batch_of_two_epochs_finds_each_unharmed(make: Any, options: dict[str, Any]) -> None:
+    dataset = {"transform": image_and_label}
+    alone, shared = make(dataset=dataset), make(dataset=dataset, num_workers=2, **options)
+    kept, expected = [], []
+    for _ in range(2):
+        kept += list(shared)
+        expected += list(alone)
+    assert len(kept) == len(expected)
+    for got, wanted in zip(kept, expected, strict=True):
+        assert torch.equal(got["image"], wanted["image"])
+        assert got["label"].tolist() == wanted["label"].tolist()
+        assert got["raw"] == wanted["raw"]
+
+
+def test_persistent_workers_go_on_after_many_breaks_with_batches_under_way(make: Any) -> None:
+    loader = make(dataset={"transform": image_and_label}, num_workers=2, persistent_workers=True)
+    for epoch in range(6):
+        for batch in loader:
+            assert int(batch["image"][0, 0, 0, 0]) == int(batch["label"][0])
+            break
+        assert loader.epoch == epoch
+        loader.dataset.set_epoch(epoch + 1)
+    blocks = loader._collate.blocks
+    assert blocks is not None
+    del batch
+    expected = make(dataset={"transform": image_and_label})
+    expected.dataset.set_epoch(6)
+    assert [batch["label"].tolist() for batch in loader] == [batch["label"].tolist() for batch in expected]
+    gc.collect()
+    assert not blocks._used.any()
+
+
+def test_a_worker_killed_among_large_batches_is_named_and_the_loader_goes_on(make: Any) -> None:
+    dataset = {"transform": image_and_label}
+    whole = [batch["label"].tolist() for batch in make(dataset=dataset)]
+    loader = make(dataset=dataset, num_workers=2)
+    batches = iter(loader)
+    taken = [next(batches)["label"].tolist()]
+    os.kill(batches._workers._workers[1].pid, signal.SIGKILL)
+    with pytest.raises((WorkerLost, CacheloaderError)):
+        taken.extend(batch["label"].tolist() for batch in batches)
+    loader.load_state_dict(loader.state_dict())
+    assert taken + [batch["label"].tolist() for batch in loader] == whole
+
+
+TRAINER = """
+import sys
+import cacheloader as cl
+from tests.end_to_end.test_batches import image_and_label
+
+def main():
+    dataset = cl.RemoteDataset(sys.argv[1], cache_dir=sys.argv[2], cache_size="64MiB", transform=image_and_label)
+    loader = cl.DataLoader(dataset, batch_size=32, num_workers=2, multiprocessing_context=sys.argv[3])
+    kept = []
+    for batch in loader:
+        kept.append(batch)
+        if len(kept) == 2:
+            print(*(worker.pid for worker in loader._under_test._workers._workers), flush=True)
+            sys.stdin.read()
+
+original = cl.DataLoader.__iter__
+def remembered(self):
+    self._under_test = original(self)
+    return self._under_test
+cl.DataLoader.__iter__ = remembered
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_training_process_that_is_killed_leaves_no_worker_and_nothing_in_shared_memory(
+    small_set: ShardSet, cache_dir: Path, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen(
+        [sys.executable, script, small_set.folder, cache_dir, method],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as trainer:
+        assert trainer.stdout is not None
+        workers = [int(pid) for pid in trainer.stdout.readline().split()]
+        assert len(workers) == 2
+        trainer.kill()
+    wait_until(lambda: not any(is_running(pid) for pid in workers))
+    # Semaphores of torch's queues may stay, as they always did; batches do not.
+    left = set(os.listdir("/dev/shm")) - before
+    assert not [name for name in left if name.startswith(("torch_", "cacheloader"))]
