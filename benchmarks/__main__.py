@@ -28,6 +28,7 @@ SCENARIOS = {
     "decode": "benchmarks.scenarios.decode",
     "fetch-cost": "benchmarks.scenarios.fetch_cost",
     "position": "benchmarks.scenarios.position",
+    "sharing": "benchmarks.scenarios.sharing",
     "small-samples": "benchmarks.scenarios.small_samples",
     "stall": "benchmarks.scenarios.stall",
     "recovery": "benchmarks.scenarios.recovery",

@@ -1,0 +1,106 @@
+"""Several ranks on one node, each a process with workers of its own: one cold epoch, then a warm one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.harness.contestant import Loader, Task
+    from benchmarks.harness.measurement import Measurement
+    from benchmarks.harness.meter import Meter
+
+_TIMEOUT_S = 240.0
+
+
+class Ranks:
+    """Drives one loader in each rank.
+
+    Args:
+        loader: ``"module:callable"`` that makes it; it learns its rank from ``RANK`` and ``WORLD_SIZE``.
+        ranks: How many.
+        options: Keyword arguments of the loader.
+    """
+
+    def __init__(self, *, loader: str, ranks: int, options: dict[str, Any] | None = None) -> None:
+        self._name = loader
+        self._ranks = ranks
+        self._options = options or {}
+
+    def prepare(self, task: Task) -> None:
+        """Start the ranks and let each import; they wait for the first phase."""
+        spawn = multiprocessing.get_context("spawn")
+        self._said: Any = spawn.Queue()
+        self._go = [spawn.Queue() for _ in range(self._ranks)]
+        self._processes = [
+            spawn.Process(
+                target=_rank, args=(rank, self._ranks, self._name, self._options, task, self._go[rank], self._said)
+            )
+            for rank in range(self._ranks)
+        ]
+        for process in self._processes:
+            process.start()
+        self._answers()
+
+    def run(self, task: Task, meter: Meter) -> Measurement:
+        """Cold, warm, verified."""
+        for name, cache in (
+            ("cold", "empty cache; the store's files in memory"),
+            ("warm", "cached files in memory, as the epoch before left them"),
+        ):
+            with meter.phase(name, page_cache=cache) as clock:
+                self._tell("epoch")
+                for samples, size_bytes in self._answers():
+                    clock.add(samples=samples, size_bytes=size_bytes)
+                clock.end_epoch()
+        self._tell("items")
+        answers = self._answers()
+        meter.verify(item for items, _ in answers for item in items)
+        self._tell("end")
+        configuration: dict[str, Any] = answers[0][1]
+        for process in self._processes:
+            process.join(_TIMEOUT_S)
+        return meter.measurement(configuration | {"ranks": self._ranks, "workers of each": task.num_workers})
+
+    def _tell(self, what: str) -> None:
+        for go in self._go:
+            go.put(what)
+
+    def _answers(self) -> list[Any]:
+        found = []
+        while len(found) < self._ranks:
+            try:
+                found.append(self._said.get(timeout=_TIMEOUT_S))
+            except queue.Empty:
+                states = [process.exitcode for process in self._processes]
+                raise RuntimeError(f"a rank said nothing for {_TIMEOUT_S:.0f} s; exit codes: {states}") from None
+        return found
+
+
+def _rank(rank: int, ranks: int, name: str, options: dict[str, Any], task: Task, go: Any, said: Any) -> None:
+    from benchmarks.harness.meter import PhaseClock
+
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    module, _, attribute = name.partition(":")
+    loader: Loader = getattr(import_module(module), attribute)(**options)
+    loader.prepare(task)
+    said.put(None)
+    batches = None
+    while (what := go.get(timeout=_TIMEOUT_S)) != "end":
+        if batches is None:
+            batches = loader.open(task, PhaseClock())
+        if what == "epoch":
+            counts = [loader.count(batch) for batch in batches]
+            said.put((sum(samples for samples, _ in counts), sum(size_bytes for _, size_bytes in counts)))
+        else:
+            items = [(key, bytes(payload)) for batch in batches for key, payload in loader.items(batch)]
+            said.put((items, loader.configuration))
+    loader.close()

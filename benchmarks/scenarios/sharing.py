@@ -1,0 +1,110 @@
+"""Two ranks with eight workers each on one node: how often does a byte cross the network?"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from benchmarks.harness.packing import pack
+from benchmarks.harness.report import Comparison
+from benchmarks.harness.runner import Entry
+from benchmarks.scenarios import rivals
+from benchmarks.scenarios.ground import BATCH_SIZE, ground
+from benchmarks.scenarios.scenario import Prepared
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+RANKS, WORKERS = 2, 8
+PRODUCT = f"cacheloader, {RANKS} ranks of {WORKERS} workers"
+RIVALS = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA)
+
+
+def _label(rival: rivals.Rival) -> str:
+    return f"{rival.label}, {RANKS} ranks of {WORKERS} workers"
+
+
+LABELS = (PRODUCT, *map(_label, RIVALS))
+
+BYTES = "origin bytes / payload"
+COMPARISONS = (
+    Comparison(name="cold, bytes from the store", over=(PRODUCT, "cold"), under=None, figure=BYTES),
+    Comparison(
+        name="warm, bytes from the store", over=(PRODUCT, "warm"), under=None, figure=BYTES, target=0, at_most=True
+    ),
+    *(
+        Comparison(
+            name=f"cold, bytes from the store, {rival.label}", over=(_label(rival), "cold"), under=None, figure=BYTES
+        )
+        for rival in RIVALS
+    ),
+    *(
+        Comparison(name=f"{phase} / {rival.label}", over=(PRODUCT, phase), under=(_label(rival), phase))
+        for rival in RIVALS
+        for phase in ("cold", "warm")
+    ),
+)
+
+NOTES = (
+    "All ranks read one epoch together, each its own part. Bytes from the store are the store's own count of object "
+    "bodies; 1.00 is the payload once. The tars are 2 % larger than their payload, an index or a list is read besides.",
+    "Samples are read raw. The workers share two cores with everything else: the rates say little, the bytes do.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """The scenario.
+
+    Attributes:
+        samples: Size of the data set.
+        sample_bytes: Payload of one sample.
+        shards: Number of tar files: two for each worker of a rank.
+    """
+
+    samples: int = 4096
+    sample_bytes: int = 50_000
+    shards: int = 32
+
+    @property
+    def theme(self) -> str:
+        """Its name."""
+        return "sharing"
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """Names of its contestants."""
+        return LABELS
+
+    @contextmanager
+    def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:
+        """Pack, start the store, upload."""
+        size = replace(self, samples=2048, sample_bytes=2_000) if small else self
+        packed = pack(folder / "packed", samples=size.samples, sample_bytes=size.sample_bytes, shards=size.shards)
+        with ground(folder, packed, warm_epochs=1) as there:
+            options = {"loader": "benchmarks.contestants.cacheloader:CacheloaderLoader", "ranks": RANKS}
+            task = there.task(WORKERS)
+            entries = [Entry(label=PRODUCT, factory="benchmarks.contestants.ranks:Ranks", options=options, task=task)]
+            for rival in RIVALS:
+                entries += [
+                    replace(entry, label=_label(rival), options={**entry.options, "ranks": RANKS})
+                    for entry in there.rival_entries(rival, (WORKERS,), script="ranks:Ranks")
+                ]
+            yield Prepared(
+                entries=entries,
+                comparisons=COMPARISONS,
+                parameters={
+                    "samples": size.samples,
+                    "sample_bytes": size.sample_bytes,
+                    "shards": size.shards,
+                    "batch_size": BATCH_SIZE,
+                    "store": "SeaweedFS on the same machine, loopback",
+                },
+                notes=[*NOTES, *rivals.missing(RIVALS)],
+                before_each=there.running.warm,
+            )
+
+
+SCENARIO = Sharing()
