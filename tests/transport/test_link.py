@@ -12,7 +12,7 @@ import pytest
 from cacheloader import fdpass
 from cacheloader.errors import DaemonError, OriginNotFound, ProtocolError
 from cacheloader.protocol import frames, messages
-from cacheloader.transport.link import Link, PeerGone
+from cacheloader.transport.link import Link, PeerGone, PeerSilent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Pair:
     """A link and the bare socket at its other end."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_s: float | None = None) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.theirs.settimeout(5)
-        self.link = Link(ours, peer="the test")
+        self.link = Link(ours, peer="the test", silence_s=silence_s)
 
     def say(self, reply: messages.Reply, fd: int | None = None) -> None:
         fdpass.send(self.theirs, frames.encode(reply), fd)
@@ -63,6 +63,38 @@ def test_refused_hello_is_the_error_that_the_peer_named(pair):
 def test_peer_that_does_not_answer_hello_is_gone(pair):
     with pytest.raises(PeerGone, match="the test"):
         pair.link.hello(deadline=soon(0.05))
+
+
+def test_peer_that_is_silent_while_a_request_waits_hangs_and_one_that_gives_signs_of_life_does_not():
+    pair = Pair(silence_s=0.5)
+    pair.say(messages.Welcome(version=messages.SIGNS_OF_LIFE, daemon="d", pid=7, quota_bytes=9))
+    pair.link.hello(deadline=soon())
+    for _ in range(3):
+        time.sleep(0.3)  # the pace of the signs of life, not a wait for something
+        pair.say(messages.Progress(id=1, stage="fetching", done=0, total=0))
+        assert isinstance(pair.link.receive(1, deadline=soon(60)).reply, messages.Progress)
+    with pytest.raises(PeerSilent, match="the test hangs or was stopped"):
+        pair.link.receive(1, deadline=soon(60))
+    assert not pair.link.is_open
+    pair.theirs.close()
+
+
+def test_peer_of_an_older_version_promised_no_signs_of_life():
+    pair = Pair(silence_s=0.1)
+    pair.say(messages.Welcome(version=messages.SIGNS_OF_LIFE - 1, daemon="d", pid=7, quota_bytes=9))
+    pair.link.hello(deadline=soon())
+    with pytest.raises(TimeoutError):
+        pair.link.receive(1, deadline=soon(0.4))
+    assert pair.link.is_open
+    pair.link.close()
+    pair.theirs.close()
+
+
+def test_hang_names_no_process_that_should_not_be_killed(pair):
+    """The other end of a socket pair belongs to this very process."""
+    with pytest.raises(PeerSilent) as caught:
+        pair.link.hello(deadline=soon(0.05))
+    assert "kill" not in caught.value.message
 
 
 def test_receive_gives_up_at_its_deadline_and_not_much_later(pair):
