@@ -323,8 +323,8 @@ def _meter(world_size: int) -> Meter | None:
 
 def _launcher() -> str:
     """Slurm's job and torchrun's agent, as far as there are any."""
-    parts = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT")]
-    return "/".join(parts) if any(parts) else ""
+    parts = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")]
+    return "/".join(parts) if any(parts) else os.environ.get("MASTER_PORT", "")
 
 
 def _process_start_ns() -> int:

@@ -45,7 +45,15 @@ def main(config: dict[str, Any]) -> None:
     truth = Truth(folder, attempt, rank)
     faults = {(f["attempt"], f["rank"], f["step"]): f for f in config["faults"]}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=config["timeout_s"]))
+    # The agent's store lives on when it starts the ranks again, and gloo would find the addresses of dead ones in it.
+    agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    dist.init_process_group(
+        "gloo",
+        timeout=datetime.timedelta(seconds=config["timeout_s"]),
+        store=dist.PrefixStore(f"attempt-{attempt}", agent),
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     loader = cl.DataLoader(
         cl.RemoteDataset(
             config["urls"], seed=3, transform=key_of, shuffle_window=1, cache_dir=config["cache_dir"],
