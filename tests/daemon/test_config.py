@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -90,3 +93,61 @@ def test_a_private_daemon_leaves_when_idle_and_a_shared_one_does_not() -> None:
 
 def test_the_socket_lies_in_the_cache_directory_unless_told_otherwise() -> None:
     assert DaemonConfig(cache_dir=Path("/c")).socket_path == Path("/c/daemon.sock")
+
+
+EXAMPLE = Path(__file__).parents[2] / "daemon" / "cacheloaderd.example.toml"
+
+
+def test_the_example_is_a_configuration_and_names_every_option() -> None:
+    config = from_file(EXAMPLE)
+    vision, others = config.tenants
+    assert vision.prefixes.cover("s3://vision/a.tar")
+    assert vision.prefixes.folders == ("/mnt/lustre/vision",)
+    assert not vision.prefixes.cover("s3://vision/private/a.tar")
+    assert (vision.guaranteed_bytes, vision.max_bytes) == (600 * 2**30, 2**40)
+    assert not others.uids
+    text = EXAMPLE.read_text()
+    named = set(re.findall(r"^#?([a-z_]+) = ", text, re.MULTILINE))
+    # What a shared daemon has no use for.
+    assert {field.name for field in fields(DaemonConfig)} - named == {"private", "idle_timeout_s", "tenants"}
+
+
+def test_the_defaults_that_the_example_shows_are_those() -> None:
+    lines = re.findall(r"^#([a-z_]+ = .*)$", EXAMPLE.read_text(), re.MULTILINE)
+    assert len(lines) > 10
+    shown = tomllib.loads("\n".join(lines))
+    default = DaemonConfig(cache_dir=Path("/c"))
+    del shown["cache_dirs"]  # made up from cache_dir
+    for name, value in shown.items():
+        assert getattr(default, name) == (tuple(value) if isinstance(value, list) else value), name
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("", "has no name; give it one"),
+        ('name = "x"\ncolour = 1', "has the unknown option 'colour'; the options are"),
+        ('name = "x"\nusers = ["nobody knows me"]', "names 'nobody knows me', and this system knows no such user"),
+        ('name = "x"\ngroups = ["nobody knows me"]', "this system knows no such group"),
+        ('name = "x"\nusers = [true]', "holds True, which is neither a name nor a number"),
+        ('name = "x"\nallow = "s3://b/"', "is no list of URL prefixes"),
+        ('name = "x"\nallow = ["s3://b/../c/"]', "may mean more than one place"),
+        ('name = "x"\nmax_connections = -1', "max_connections=-1 is no number; 0 means no limit"),
+        ('name = "x"\nmax_bandwidth = "lots"', "max_bandwidth='lots' is no size"),
+        ('name = "x"\nguaranteed_size = "2GiB"\nmax_size = "1GiB"', "is below its guaranteed_size"),
+        ('name = "x"\nguaranteed_size = "2GiB"', "which is more than cache_size='1GiB'"),
+        ('name = "x"\n[[tenants]]\nname = "x"', "two tenants are named 'x'"),
+    ],
+)
+def test_a_wrong_tenant_is_refused_by_name(tmp_path: Path, table: str, message: str) -> None:
+    path = tmp_path / "cacheloaderd.toml"
+    path.write_text(f'cache_dir = "/c"\ncache_size = "1GiB"\n[[tenants]]\n{table}\n')
+    with pytest.raises(ConfigError, match=message):
+        from_file(path)
+
+
+def test_users_and_groups_may_be_named_or_numbered(tmp_path: Path) -> None:
+    path = tmp_path / "cacheloaderd.toml"
+    path.write_text('cache_dir = "/c"\n[[tenants]]\nname = "x"\nusers = ["root", 7]\ngroups = ["root"]\n')
+    (tenant,) = from_file(path).tenants
+    assert (tenant.uids, tenant.gids) == ({0, 7}, {0})
