@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class ScriptedFetcher:
     """Calls by name and key, in ``calls``; ``end`` lets one of them return or raise."""
 
+    drops_behind = False
+
     def __init__(self) -> None:
         self.calls: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
         self.log: list[tuple[str, bytes]] = []
