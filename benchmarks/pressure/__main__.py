@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pressure``: measure all cases and write the report; some ten minutes."""
+"""``python -m benchmarks.pressure``: measure all cases and write the report; some twenty minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PARTS = (0.25, 0.5, 0.75, 0.9)
 BYTES = Shape(num_shards=400, samples_per_shard=8, sample_bytes=32 * 1024 - 512)
-STALLS = Shape(num_shards=800, samples_per_shard=8, sample_bytes=16 * 1024 - 512)
+STALLS = Shape(num_shards=500, samples_per_shard=4, sample_bytes=32 * 1024 - 512)
 SMALL = Shape(num_shards=100, samples_per_shard=4, sample_bytes=16 * 1024 - 512)
 
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for number, case in enumerate(_bytes_cases(epoch_s)):
                 bytes_of.append(_told(measure(folder / f"bytes-{number}", stocked, case)))
         if options.only != "bytes":
-            shape, epoch_s = (SMALL, 2.0) if options.small else (STALLS, 16.0)
+            shape, epoch_s = (SMALL, 2.0) if options.small else (STALLS, 40.0)
             stocked = stock(server, shape)
             for number, case in enumerate(_stall_cases(epoch_s)):
                 stalls.append(_told(measure(folder / f"stall-{number}", stocked, case)))
@@ -83,6 +83,7 @@ def _bytes_cases(epoch_s: float) -> list[Case]:
 
 def _stall_cases(epoch_s: float) -> list[Case]:
     return [
+        Case(name="all in the cache", cached=1.1, epoch_s=epoch_s, num_epochs=3),
         Case(name="too narrow a link", cached=0.5, bandwidth=0.4, epoch_s=epoch_s, num_epochs=3),
         Case(name="too narrow a link", cached=0.75, bandwidth=0.2, epoch_s=epoch_s, num_epochs=3),
         Case(name="a link that suffices", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3),

@@ -14,7 +14,10 @@ from cacheloader.demo.seaweedfs import SeaweedServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SHAPE = Shape(num_shards=150, samples_per_shard=4, sample_bytes=16 * 1024 - 512)
+# Seconds on a quiet machine; it goes through some hundred shards with four processes.
+pytestmark = pytest.mark.timeout(400)
+
+SHAPE = Shape(num_shards=100, samples_per_shard=2, sample_bytes=128 * 1024 - 512)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +38,10 @@ def test_one_job_reads_what_the_cache_cannot_hold_and_the_simulator_knew(
     found = measure(folder, stocked, Case(name="", cached=0.5, epoch_s=1.5, num_epochs=3))
     assert found.samples == 3 * SHAPE.num_samples
     assert 0.45 < found.cached_bytes / found.dataset_bytes < 0.55
-    assert found.window_bytes < 0.1 * found.cached_bytes, "four shards; in a larger cache a thirtieth of it"
-    assert found.bytes_per_epoch <= allowed_bytes(found)
-    assert found.simulated_bytes == pytest.approx(found.bytes_per_epoch, rel=0.05)
+    assert found.window_bytes < 5 * stocked.shard_bytes, "four shards; of a larger cache a thirty-second"
+    # What is on its way at the edges of the two epochs is a shard or two of fifty.
+    assert found.bytes_per_epoch <= allowed_bytes(found) + stocked.shard_bytes
+    assert found.simulated_bytes == pytest.approx(found.bytes_per_epoch, rel=0.08)
 
 
 def test_two_jobs_with_seeds_of_their_own_hit_more_than_a_fixed_set_would(
