@@ -6,7 +6,11 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+from cacheloader_daemon.guarded import GuardedOrigin
+from cacheloader_daemon.prefixes import UrlPrefixes
+from cacheloader_daemon.tenants import Tenant
 
+from cacheloader.origin.mount import MountOrigin
 from cacheloader.origin.open import open_origin
 from tests.support.seaweedfs import storage_options
 
@@ -121,6 +125,17 @@ class Folder(Store):
 
     def origin(self) -> Origin:
         return open_origin(self.root, engine=self._engine)
+
+
+class GuardedFolder(Folder):
+    """As a tenant of a shared daemon may read it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("mount", folder)
+
+    def origin(self) -> Origin:
+        tenant = Tenant(name="tenant", prefixes=UrlPrefixes(allow=(self.root,)))
+        return GuardedOrigin(MountOrigin(within=tenant.prefixes.folders), tenant=tenant, uid=1)
 
 
 class Memory(Store):

@@ -12,7 +12,7 @@ import pytest
 from cacheloader.errors import OriginChanged, OriginDenied, OriginError, OriginNotFound, OriginShortBody
 from cacheloader.keys import ByteRange
 from cacheloader.origin.transfer import with_retries
-from tests.contract.origin_stores import Folder, Memory, S3Bucket, Store, WebFolder
+from tests.contract.origin_stores import Folder, GuardedFolder, Memory, S3Bucket, Store, WebFolder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ ODD_KEYS = (
 )
 STORES = (
     "obstore-s3", "s3fs", "obstore-http", "fsspec-http", "obstore-gs", "obstore-az", "mount", "fsspec-file",
-    "fsspec-memory",
+    "fsspec-memory", "guarded",
 )  # fmt: skip
 
 
@@ -56,6 +56,8 @@ def store(request: pytest.FixtureRequest) -> Store:
             return WebFolder("obstore", "az", need("nginx"), need("prefix"))
         case "mount":
             return Folder("mount", need("tmp_path"))
+        case "guarded":
+            return GuardedFolder(need("tmp_path"))
         case "fsspec-file":
             return Folder("fsspec", need("tmp_path"))
         case _:
