@@ -12,6 +12,7 @@ from cacheloader.goodput.categories import Category, Fate
 from cacheloader.goodput.stragglers import LastArrivals
 
 if TYPE_CHECKING:
+    from cacheloader.goodput.histogram import Durations
     from cacheloader.goodput.track import Painted
 
 
@@ -227,6 +228,7 @@ class Account:
         attempts: All launches.
         arrivals: Who was waited for.
         restores: (step, checkpoint, newer ones that were skipped with the reason).
+        collectives: By kind, how long each took on each rank.
     """
 
     start_ns: int
@@ -243,6 +245,7 @@ class Account:
     attempts: tuple[AttemptSummary, ...]
     arrivals: LastArrivals
     restores: tuple[tuple[int, str, tuple[tuple[str, str], ...]], ...]
+    collectives: dict[str, Durations]
 
     @classmethod
     def empty(cls) -> Self:
@@ -250,7 +253,7 @@ class Account:
         return cls(
             start_ns=0, end_ns=0, paid_ns=0, widths=(), segments=Segments.joined([]), labels=(), committed=0,
             steps=StepStatistics(), saves=(), failures=(), undone=UndoneWork(rollback_ns=0, resume_ns={}), attempts=(),
-            arrivals=LastArrivals(), restores=(),
+            arrivals=LastArrivals(), restores=(), collectives={},
         )  # fmt: skip
 
     @cached_property

@@ -18,6 +18,7 @@ from cacheloader.goodput import events
 from cacheloader.goodput.account import Account, AttemptSummary, Failure, Save, Segments, StepStatistics, UndoneWork
 from cacheloader.goodput.attempt import Attempt, Life, life
 from cacheloader.goodput.categories import Category, Fate, Part
+from cacheloader.goodput.histogram import Durations
 from cacheloader.goodput.lineage import Lineage, lineage
 from cacheloader.goodput.stragglers import LastArrivals, waits
 from cacheloader.goodput.track import (
@@ -136,6 +137,7 @@ class _Fold:
             attempts=tuple(self._summaries()),
             arrivals=self._arrivals,
             restores=tuple(self._restores()),
+            collectives=self._collectives(),
         )
 
     # -- when ------------------------------------------------------------------------------------------------------
@@ -362,6 +364,16 @@ class _Fold:
                     size_bytes=0 if end is None else end[2],
                 )
             )
+        return found
+
+    def _collectives(self) -> dict[str, Durations]:
+        found: dict[str, Durations] = {}
+        for tracks in self._tracks:
+            for track in tracks:
+                for event in track.others.values():
+                    if isinstance(event, events.Collectives):
+                        part = Durations(counts=Counter(event.hist), top=list(event.top))
+                        found.setdefault(event.op, Durations()).merge(part)
         return found
 
     def _restores(self) -> list[tuple[int, str, tuple[tuple[str, str], ...]]]:

@@ -165,7 +165,20 @@ def _stragglers(found: dict[str, Any]) -> str:
     if not found["stragglers"]["steps"]:
         return ""
     told = "".join(f"<p>{escape(text)}</p>" for text in found["stragglers"]["sentences"]) or "<p>Nobody stands out.</p>"
-    return _section("Who was waited for", told + charts.stragglers(found))
+    rows = [
+        [
+            escape(entry["op"]),
+            f"{entry['count']:,}",
+            duration(entry["p50_s"]),
+            duration(entry["p99_s"]),
+            duration(entry["max_s"]),
+            str(entry["top"][0][0]) if entry["top"] else "",
+        ]
+        for entry in found["collectives"]
+    ]
+    head = ["inside a collective", "calls", "p50", "p99", "longest", "in step"]
+    table = _table(head, rows, numbers_from=1) if rows else ""
+    return _section("Who was waited for", told + charts.stragglers(found) + table)
 
 
 def _attempts(found: dict[str, Any]) -> str:

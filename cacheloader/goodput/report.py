@@ -65,6 +65,7 @@ def report(account: Account, *, name: str, damaged: list[str], is_live: bool) ->
         "last_hour": _last_hour(account),
         "ranks": _ranks(account),
         "stragglers": _stragglers(account),
+        "collectives": _collectives(account),
         "fetch": _fetch(account),
         "advice": None if advice is None else _finite(asdict(advice)),
         "damaged_lines": damaged,
@@ -240,6 +241,21 @@ def _stragglers(account: Account) -> dict[str, Any]:
         if count >= 0.02 * arrivals.num_steps
     ]
     return {"steps": arrivals.num_steps, "notable_steps": arrivals.num_notable, "sentences": sentences}
+
+
+def _collectives(account: Account) -> list[dict[str, Any]]:
+    """By kind: quantiles to 4.4 %, and the longest ones exactly, with their steps."""
+    return [
+        {
+            "op": op,
+            "count": tail.count,
+            "p50_s": tail.quantile(0.5),
+            "p99_s": tail.quantile(0.99),
+            "max_s": tail.top[0][1] if tail.top else 0.0,
+            "top": [list(pair) for pair in tail.top],
+        }
+        for op, tail in sorted(account.collectives.items())
+    ]
 
 
 def _fetch(account: Account) -> list[dict[str, Any]]:

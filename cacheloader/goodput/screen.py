@@ -67,6 +67,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if found["stragglers"]["sentences"]:
         yield ""
         yield from found["stragglers"]["sentences"]
+    if found["collectives"]:
+        yield ""
+        yield f"{'inside a collective':<20} {'calls':>9} {'p50':>10} {'p99':>10} {'longest':>10}"
+        for entry in found["collectives"]:
+            p50, p99, longest = (duration(entry[key]) for key in ("p50_s", "p99_s", "max_s"))
+            at = f"  in step {entry['top'][0][0]}" if entry["top"] else ""
+            yield f"  {entry['op']:<18} {entry['count']:>9,} {p50:>10} {p99:>10} {longest:>10}{at}"
     epochs = [entry for entry in found["fetch"] if entry["batches"]]
     if epochs:
         yield ""

@@ -46,6 +46,8 @@ def text(found: dict[str, Any]) -> str:
     committed = [save["end_ns"] for save in found["saves"] if save["is_committed"]]
     family("training_last_commit_timestamp_seconds", "gauge", "When the last checkpoint became durable.", [("", max(committed) / 1e9)] if committed else [])  # noqa: E501  # fmt: skip
     family("training_last_commit_step", "gauge", "The last step that is safe.", [("", float(found["committed_step"]))])
+    tails = [(f',op="{_escaped(e["op"])}",quantile="{q}"', e[key]) for e in found["collectives"] for q, key in (("0.5", "p50_s"), ("0.99", "p99_s"), ("1", "max_s"))]  # noqa: E501  # fmt: skip
+    family("training_collective_seconds", "gauge", "Time inside collectives, by kind; quantiles to 4.4 %.", tails)
     slowest = max((rank["caused_wait_s"] for rank in found["ranks"]), default=0.0)
     family("training_straggler_wait_seconds", "gauge", "Device time spent waiting for slower ranks.", [("", found["device_s"]["straggler_wait"])])  # noqa: E501  # fmt: skip
     family("training_slowest_rank_wait_seconds", "gauge", "The part of it that the worst rank caused.", [("", slowest)])

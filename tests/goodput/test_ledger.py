@@ -301,6 +301,11 @@ def any_events(draw: st.DrawFn) -> list[Event]:
         st.builds(lambda c: (events.AttemptEnd, {"cause": c}), st.sampled_from(["done", "error"])),
         st.builds(lambda p: (events.AttemptStart, {"launcher": "l", "process_start_ns": p}), st.integers(0, 10**12)),
         st.just((events.RunStart, {})),
+        st.builds(
+            lambda m, x: (events.StepLate, {"of_mono_ns": m, "exposed_s": x, "coll_us": (5,)}),
+            st.integers(0, 10**12),
+            st.floats(-1, 50),
+        ),
     )
     return [
         kind(v=1, run="r", **head, **fields)
