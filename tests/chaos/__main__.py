@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +28,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         where = options.folder or Path(folder)
         where.mkdir(parents=True, exist_ok=True)
-        summary = ChaosRun(where, num_events=options.events, seed=options.seed, say=say).run()
+        run = ChaosRun(where, num_events=options.events, seed=options.seed, say=say)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: run.end_early())
+        summary = run.run()
     print("\n".join(summary.lines()))
     print("clean" if summary.is_clean else "NOT CLEAN")
     return 0 if summary.is_clean else 1

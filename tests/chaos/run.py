@@ -145,7 +145,12 @@ class ChaosRun:
         self._hangs = 0
         self._peak_bytes = self._looks = 0
         self._finished = threading.Event()
+        self._is_enough = threading.Event()
         self._cache = folder / "cache"
+
+    def end_early(self) -> None:
+        """Break nothing more; the job ends as it would have, and is audited."""
+        self._is_enough.set()
 
     def run(self) -> Summary:
         """Break the job, let it end, and look at what is left."""
@@ -213,6 +218,8 @@ class ChaosRun:
         for number in range(self._num_events):
             if not self._progress(self._rng.randint(0, 6)):
                 return
+            if self._is_enough.is_set():
+                break
             names, weights = zip(*WEIGHTS.items(), strict=True)
             event = self._rng.choices(names, weights)[0]
             what = self._do(event)
