@@ -147,6 +147,11 @@ def _status(options: argparse.Namespace) -> int:
         ("missed", f"{account['fallbacks']} times by sessions, for {account['away_seconds']:.0f} s in all"),
         ("degraded", ", ".join(status["degraded"]) or "no"),
         *(("", f"{one['failures']} requests failed: {one['message']}") for one in status["origin_troubles"]),
+        *(
+            ("", f"{one['directory']} is {one['condition']}: {one['cause']}")
+            for one in status["directories"]
+            if one["condition"] != "well"
+        ),
     ):
         print(f"{name:<10}{value}")
     return 1 if status["degraded"] else 0
