@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _PREFETCH = 2  # torch's own default
 _LEAST_THREADS = 2
+_SLOW_FETCH_S = 0.1
 _SPARE_BLOCKS = 2  # beyond those on their way: the batch in use, and one that is copied to a device meanwhile
 
 
@@ -196,7 +197,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._reporter.add(fetch_seconds, note.num_samples)
         run = goodput.active()
         if run is not None:
-            run.fetched(self, fetch_seconds, note.num_samples, epoch=note.epoch)
+            # Worth its milliseconds only where there was something to wait for.
+            is_slow = fetch_seconds >= _SLOW_FETCH_S
+            shards = self._positioned.shards_at(epoch=note.epoch, row=note.row) if is_slow else []
+            source = ", ".join(uri.rpartition("/")[2] for uri in shards[:3])
+            run.fetched(self, fetch_seconds, note.num_samples, epoch=note.epoch, source=source)
         if self._records:
             self._records.step(fetch_s=fetch_seconds, **note._asdict())
 
