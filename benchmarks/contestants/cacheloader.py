@@ -97,7 +97,8 @@ class CacheloaderLoader:
         """How it was set up."""
         return {
             "loader": "cl.DataLoader(RemoteDataset), defaults, private daemon, shuffled",
-            "workers": f"{self._workers}, persistent",
+            # No transform: nothing to compute, so the product starts no processes, whatever num_workers says.
+            "workers": f"num_workers={self._workers}: {max(2, self._workers)} reading threads, no processes",
             "batch": "default collate: dict of lists of bytes",
         }
 
