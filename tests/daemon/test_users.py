@@ -287,3 +287,48 @@ def test_an_endpoint_outside_of_a_tenants_prefixes_is_refused_also_with_own_cred
         node.bob.open(
             node.socket, ["s3://latest/meta-data"], endpoint_url="http://169.254.169.254", key="k", secret="s"
         )
+
+
+def test_what_a_tenant_is_guaranteed_stays_cached_while_another_fills_all_the_rest(node: Node, tmp_path: Path) -> None:
+    sizes = {"alice": 4, "bob": 24}
+    places = {name: node.volume / name / "many" for name in sizes}
+    for name, count in sizes.items():
+        places[name].mkdir()
+        for number in range(count):
+            content = packed([("0.bin", os.urandom(2**20 - 4096))])
+            (places[name] / f"{number:03d}.tar").write_bytes(content)
+    socket = node.folder / "run" / "second.sock"
+    config = node.config.replace(str(node.socket), str(socket)).replace('name = "alice"', GUARANTEE)
+    (node.folder / "second.toml").write_text(config)
+    cache = node.folder / "second"
+    cache.mkdir()
+    os.chown(cache, DAEMON_UID, DAEMON_UID)
+    daemon = NodeDaemon(
+        directory=cache,
+        cache_size="16MiB",
+        private=False,
+        arguments=["--config", str(node.folder / "second.toml")],
+        launcher=node.daemon.launcher,
+        environment={"HOME": "/"},
+    ).start()
+    try:
+        node.alice.open(socket, [f"{places['alice']}/"])
+        for shard in range(sizes["alice"]):
+            node.alice.read(shard)
+        node.bob.open(socket, [f"{places['bob']}/"])
+        for _ in range(2):
+            for shard in range(sizes["bob"]):
+                node.bob.read(shard)
+        status = node.alice.status()
+        assert status["plan"]["evictions"] > 0, "he needed more than there was"
+        assert status["plan"]["owner_bytes"]["alice"] >= sizes["alice"] * (2**20 - 4096)
+        for shard in range(sizes["alice"]):
+            assert node.alice.read(shard)["source"] == "nvme"
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()
+        for place in places.values():
+            shutil.rmtree(place)
+
+
+GUARANTEE = 'name = "alice"\nguaranteed_size = "6MiB"'

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import stat
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,12 @@ BACKLOG = 512
 ACCEPTS_PER_TURN = 32
 RETRY_ACCEPT_S = 0.5
 """Pause before accepting again when the process has no descriptor left for a connection."""
+
+LINGER_S = 1.0
+"""Time that a client that was turned away has to read why."""
+
+MAX_LINGERING = 64
+"""Of them at once; the oldest is closed for one more."""
 
 _SYSTEMD_FIRST_FD = 3
 
@@ -174,6 +181,7 @@ class Listener:
         self._path = path
         self._inode = path.stat().st_ino if path is not None else 0
         self._retry: asyncio.TimerHandle | None = None
+        self._lingering: deque[socket.socket] = deque()
         self._is_closed = False
         loop.add_reader(sock.fileno(), self._acceptable)
 
@@ -186,6 +194,8 @@ class Listener:
             self._retry.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        while self._lingering:
+            self._lingering.popleft().close()
         if self._path is not None:
             try:
                 if self._path.lstat().st_ino == self._inode:
@@ -213,7 +223,17 @@ class Listener:
             if refusal is None:
                 self._accepted(sock)
             else:
-                _turn_away(sock, refusal)
+                self._turn_away(sock, refusal)
+
+    def _turn_away(self, sock: socket.socket, refusal: CacheloaderError) -> None:
+        """Say why, and close once the client can have read it: its Hello may still be on its way."""
+        log.warning("turned a client away: %s", refusal.message)
+        sock.settimeout(0.0)
+        _tell(sock, refusal)
+        if len(self._lingering) >= MAX_LINGERING:
+            self._lingering.popleft().close()
+        self._lingering.append(sock)
+        self._loop.call_later(LINGER_S, sock.close)
 
     def _accept_again(self) -> None:
         self._loop.add_reader(self._sock.fileno(), self._acceptable)
@@ -228,17 +248,15 @@ class Listener:
         return None
 
 
-def _turn_away(sock: socket.socket, refusal: CacheloaderError) -> None:
-    log.warning("turned a client away: %s", refusal.message)
-    with sock:
-        sock.settimeout(0.0)
-        try:
-            # The Hello is read first: closing with an unread message would reset the connection, and the reset would
-            # reach the client ahead of the reason.
-            _drop_one(sock)
-            fdpass.send(sock, frames.encode(frames.failed(0, refusal)))
-        except OSError as error:
-            log.info("a client that was turned away did not listen: %s", error)
+def _tell(sock: socket.socket, refusal: CacheloaderError) -> None:
+    try:
+        # The Hello is read first: closing with an unread message would reset the connection, and the reset would reach
+        # the client ahead of the reason.
+        _drop_one(sock)
+        fdpass.send(sock, frames.encode(frames.failed(0, refusal)))
+        sock.shutdown(socket.SHUT_WR)
+    except OSError as error:
+        log.info("a client that was turned away did not listen: %s", error)
 
 
 def _drop_one(sock: socket.socket) -> None:
