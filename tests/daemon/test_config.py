@@ -151,3 +151,12 @@ def test_users_and_groups_may_be_named_or_numbered(tmp_path: Path) -> None:
     path.write_text('cache_dir = "/c"\n[[tenants]]\nname = "x"\nusers = ["root", 7]\ngroups = ["root"]\n')
     (tenant,) = from_file(path).tenants
     assert (tenant.uids, tenant.gids) == ({0, 7}, {0})
+
+
+def test_eviction_is_by_plan_or_for_comparison_by_last_use(tmp_path: Path) -> None:
+    file = tmp_path / "daemon.toml"
+    file.write_text(f'cache_dir = "{tmp_path}"\neviction = "lru"\nhedge_share = 0.0\n')
+    assert DaemonConfig.from_mapping(DaemonConfig.read(file), source=str(file)).eviction == "lru"
+    assert DaemonConfig(cache_dir=tmp_path).eviction == "plan"
+    with pytest.raises(ConfigError, match="eviction='fifo' is none of plan, lru"):
+        DaemonConfig(cache_dir=tmp_path, eviction="fifo")
