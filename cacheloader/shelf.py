@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import CorruptShard
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from cacheloader.formats.base import ShardFormat, ShardReader
     from cacheloader.manifest.record import Manifest
     from cacheloader.transport.base import AccessPlan, Lease, Transport
+
+_TELL_EVERY_S = 0.02
+"""How often the daemon hears where the session stands; each message wakes it, and a batch may take a tenth of that."""
 
 
 class Shelf:
@@ -42,11 +46,15 @@ class Shelf:
         self._begun = 0  # accesses of the plan whose first row has been reached
         self._needed_until: dict[int, int] = {}  # shard -> stop_clock of its latest access that has begun
         self._held: dict[int, tuple[Lease, ShardReader]] = {}
+        self._told_s = 0.0
+        self._untold: int | None = None  # a clock that was not worth a message
 
     def reader(self, shard: int) -> ShardReader:
         """A reader of shard number ``shard``, waiting for it if need be."""
         held = self._held.get(shard)
         if held is None:
+            if self._untold is not None:
+                self._tell(self._untold)  # it may be what lets the daemon make room
             lease = self._transport.acquire(shard)
             try:
                 reader = self._open(shard, lease)
@@ -80,17 +88,25 @@ class Shelf:
             shard, stop = int(plan.shard[self._begun]), int(plan.stop_clock[self._begun])
             self._needed_until[shard] = max(stop, self._needed_until.get(shard, 0))
             self._begun += 1
-        for shard in [shard for shard, stop in self._needed_until.items() if stop <= clock]:
+        over = [shard for shard, stop in self._needed_until.items() if stop <= clock]
+        for shard in over:
             del self._needed_until[shard]
             if shard in self._held:
                 self._held.pop(shard)[0].release()
-        self._transport.advance(clock)
+        if over or time.monotonic() - self._told_s >= _TELL_EVERY_S:
+            self._tell(clock)
+        else:
+            self._untold = clock
 
     def clear(self) -> None:
         """Give back everything."""
         for lease, _ in self._held.values():
             lease.release()
         self._held.clear()
+
+    def _tell(self, clock: int) -> None:
+        self._untold, self._told_s = None, time.monotonic()
+        self._transport.advance(clock)
 
     def _open(self, shard: int, lease: Lease) -> ShardReader:
         uri = self._manifest.uri(shard)
