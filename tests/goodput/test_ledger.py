@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cacheloader.goodput import events
@@ -313,7 +313,7 @@ def any_events(draw: st.DrawFn) -> list[Event]:
     ]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(any_events(), st.one_of(st.none(), st.integers(0, 2 * 10**12)), st.randoms(use_true_random=False))
 def test_the_partition_is_exact_and_free_of_order_for_any_events(
     found: list[Event], now_ns: int | None, chance: random.Random
@@ -337,7 +337,7 @@ def test_the_partition_is_exact_and_free_of_order_for_any_events(
         assert {c: both[0][c] + both[1][c] for c in Category} == one.totals
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8))
 def test_kept_work_never_falls_but_by_a_rollback(parts: list[tuple[int, bool]]) -> None:
     job, now, step, kept = Job(), 0.0, 0, 0
