@@ -42,7 +42,8 @@ class Attempt:
         if isinstance(event, events.Fail):
             self.failures.setdefault((event.node, event.rank, event.seq), event)
         if isinstance(event, events.Heartbeat):
-            self.signs.setdefault(event.of_rank, {})[event.wall_ns] = event.state
+            signs = self.signs.setdefault(event.of_rank, {})
+            signs[event.wall_ns] = max(event.state, signs.get(event.wall_ns, ""))
         elif event.rank >= 0:
             key = (event.rank, event.node)
             if key not in self.tracks:
@@ -53,7 +54,7 @@ class Attempt:
     def launcher(self) -> str:
         """Who started it, "" if nobody said."""
         for _, track in sorted(self.tracks.items()):
-            for event in track.others.values():
+            for _, event in sorted(track.others.items()):
                 if isinstance(event, events.AttemptStart):
                     return event.launcher
         return ""
@@ -93,7 +94,10 @@ def life(attempt: Attempt, painted: dict[tuple[int, str], Painted], *, now_ns: i
         now_ns: The present, if nobody has taken over since; else ``None``.
     """
     starts = [paint.first_ns for paint in painted.values()] or [attempt.earliest_ns]
-    exits = {e.of_rank: e.died_wall_ns or e.wall_ns for e in attempt.failures.values() if e.kind == "exit"}
+    exits: dict[int, int] = {}
+    for event in attempt.failures.values():
+        if event.kind == "exit":  # whoever was said to be gone and came back is gone when it is said last
+            exits[event.of_rank] = max(exits.get(event.of_rank, 0), event.died_wall_ns or event.wall_ns)
     ends: dict[int, int] = {}
     for (rank, _), paint in painted.items():
         seen = [wall for wall, state in attempt.signs.get(rank, {}).items() if state not in ("", "Z", "X")]

@@ -333,7 +333,7 @@ class _Fold:
         ended: dict[tuple[int, str], tuple[int, bool, int]] = {}
         for k, tracks in enumerate(self._tracks):
             for track in tracks:
-                for event in track.others.values():
+                for _, event in sorted(track.others.items()):
                     match event:
                         case events.CkptBegin():
                             key = (k, event.ckpt)
