@@ -31,6 +31,26 @@ def key(shard: int, sample: int) -> str:
     return f"{shard}-{sample}"
 
 
+class MadeUpBatches:
+    """In place of ``cacheloader.source.Batches``.
+
+    Args:
+        shard: int32 [n]; shard of each sample, batch by batch.
+        sample: int64 [n]; its index there.
+        edges: int64 [batches + 1]; where each batch starts.
+    """
+
+    def __init__(self, shard: NDArray[np.int32], sample: NDArray[np.int64], edges: NDArray[np.int64]) -> None:
+        self._at = list(zip(shard.tolist(), sample.tolist(), strict=True))
+        self._edges = edges.tolist()
+        self.size_bytes = [0] * (len(edges) - 1)
+
+    def read(self, batch: int) -> list[dict[str, Any]]:
+        """The samples of one batch."""
+        places = self._at[self._edges[batch] : self._edges[batch + 1]]
+        return [{"__key__": key(*at), "payload": PAYLOAD} for at in places]
+
+
 class MadeUpSource:
     """In place of ``cacheloader.source.Source``: shards of equal size whose samples are made up when read.
 
@@ -45,16 +65,28 @@ class MadeUpSource:
         self.digest = manifest.digest
 
     def follow(self, plan: Any) -> None:
-        """Take note of nothing; that the plan was computed is what costs."""
+        """Take note of nothing; that the plan was computed is what costs. Nothing is held either."""
 
-    def read(self, shard: NDArray[np.int32], sample: NDArray[np.int64]) -> list[dict[str, Any]]:
-        """Samples that hold their key."""
-        return [{"__key__": key(*at), "payload": PAYLOAD} for at in zip(shard.tolist(), sample.tolist(), strict=True)]
+    def num_at_hand(self, held: None, shard: NDArray[np.int32], edges: NDArray[np.int64]) -> int:  # noqa: ARG002
+        """All batches, since none has to be waited for."""
+        return len(edges) - 1
 
-    def advance(self, clock: int) -> None:
+    def locate(
+        self,
+        held: None,  # noqa: ARG002
+        shard: NDArray[np.int32],
+        sample: NDArray[np.int64],
+        edges: NDArray[np.int64],
+        *,
+        until: int,  # noqa: ARG002
+    ) -> MadeUpBatches:
+        """Batches of samples that hold their key."""
+        return MadeUpBatches(shard, sample, edges)
+
+    def advance(self, held: None, clock: int) -> None:
         """Nothing is held."""
 
-    def let_go(self, held: Any = None) -> None:
+    def let_go(self, held: None) -> None:
         """Nothing is held."""
 
     def fetch_reporter(self) -> FetchReporter:
