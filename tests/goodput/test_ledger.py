@@ -351,3 +351,11 @@ def test_kept_work_never_falls_but_by_a_rollback(parts: list[tuple[int, bool]]) 
         kept = found.steps.tokens_kept
     job.say(events.Rollback, now, att="a1", rank=0, world=1, from_step=step, to_step=0)
     assert account(job.found, now_ns=at(now)).steps.tokens_kept == 0
+
+
+def test_two_reports_of_one_ranks_end_count_the_same_in_either_order() -> None:
+    job = Job()
+    job.all(events.AttemptStart, 0, att="a1", world=2)
+    for rank, died_s in ((0, 5), (1, 9)):
+        job.say(events.Fail, 10, att="a1", rank=rank, world=2, kind="exit", of_rank=1, died_wall_ns=at(died_s))
+    assert account(job.found).totals == account(reversed(job.found)).totals
