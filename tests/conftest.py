@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests.support.counting_proxy import CountingProxy
 from tests.support.nginx import NginxServer
@@ -13,6 +14,10 @@ from tests.support.seaweedfs import SeaweedServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# How long an example takes is the machine's business; a test that hangs has pytest's own time limit.
+settings.register_profile("cacheloader", deadline=None)
+settings.load_profile("cacheloader")
 
 
 @pytest.fixture(scope="session")
