@@ -50,6 +50,15 @@ class Attempt:
                 self.tracks[key] = Track(event)
             self.tracks[key].add(event)
 
+    def add_steps(self, found: list[events.Step]) -> None:
+        """Take steps of one rank (``rank >= 0``)."""
+        self.earliest_ns = min(self.earliest_ns, *(event.wall_ns for event in found))
+        self.world = max(self.world, *(event.world for event in found))
+        key = (found[0].rank, found[0].node)
+        if key not in self.tracks:
+            self.tracks[key] = Track(found[0])
+        self.tracks[key].add_steps(found)
+
     @property
     def launcher(self) -> str:
         """Who started it, "" if nobody said."""

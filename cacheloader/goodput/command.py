@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cacheloader.errors import ConfigError
 from cacheloader.goodput import textfile
+from cacheloader.goodput.events import RunEnd
 from cacheloader.goodput.folder import EventFolder
 from cacheloader.goodput.ledger import Ledger
 from cacheloader.goodput.page import page
@@ -38,12 +39,10 @@ class Reader:
 
     def account(self) -> tuple[Account, bool]:
         """The account as of now, and whether the run is under way."""
-        found = self.folder.read()
-        self._ledger.add(found)
-        for event in found:
-            self._newest_ns = max(self._newest_ns, event.wall_ns)
-            if type(event).__name__ == "RunEnd":
-                self._ended_ns = max(self._ended_ns, event.wall_ns)
+        for found in self.folder.blocks():
+            self._ledger.add(found)
+            self._newest_ns = max(self._newest_ns, *(event.wall_ns for event in found), 0)
+            self._ended_ns = max(self._ended_ns, *(event.wall_ns for event in found if isinstance(event, RunEnd)), 0)
         now_ns = time.time_ns()
         is_live = self._ended_ns < self._newest_ns - 10**9 and now_ns - self._newest_ns < LIVE_S * 1e9
         return self._ledger.account(now_ns=now_ns if is_live else None), is_live

@@ -328,6 +328,15 @@ def decode(line: bytes, *, where: str) -> Event | None:
     return event
 
 
+def decode_block(lines: bytes) -> list[Event] | None:
+    """The events of whole lines; ``None`` if ``decode`` has to look at each."""
+    try:
+        found: list[Event] = _events.decode_lines(lines)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return found if all(event.v == FORMAT_VERSION for event in found) else None
+
+
 def encode(event: Event) -> bytes:
     """The event's line."""
     return msgspec.json.encode(event) + b"\n"

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
-from cacheloader.goodput.events import decode
+from cacheloader.goodput.events import decode, decode_block
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from cacheloader.goodput.events import Event
+
+BLOCK_BYTES = 4 * 2**20
+"""So much of a file is decoded at a time."""
 
 
 @dataclass(slots=True)
@@ -33,36 +37,55 @@ class EventFolder:
         Raises:
             ConfigError: There are no event files, or such of a newer cacheloader.
         """
+        return [event for block in self.blocks() for event in block]
+
+    def blocks(self) -> Iterator[list[Event]]:
+        """The same in parts that are small whatever the folder holds; begin again only behind the last one.
+
+        Raises:
+            ConfigError: As for ``read``.
+        """
         paths = sorted(self.path.rglob("events-*.jsonl"))
         if not paths:
             raise ConfigError(
                 f"{self.path} holds no goodput events (events-*.jsonl); pass the folder that cl.goodput.Run was given"
             )
-        found: list[Event] = []
         for path in paths:
-            self._read(path, found)
-        return found
+            yield from self._blocks(path)
 
-    def _read(self, path: Path, found: list[Event]) -> None:
+    def _blocks(self, path: Path) -> Iterator[list[Event]]:
         offset, number = self._offsets.get(path, (0, 0))
         if path.stat().st_size <= offset:
             return
         with path.open("rb") as file:
             file.seek(offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                offset += len(line)
-                number += 1
-                if line == b"\n":
+            rest = b""
+            while block := file.read(BLOCK_BYTES):
+                whole, newline, rest = (rest + block).rpartition(b"\n")
+                if not newline:
                     continue
-                try:
-                    event = decode(line, where=f"{path}:{number}")
-                except ConfigError:
-                    raise
-                except ValueError as error:
-                    self.damaged.append(f"{path.name}:{number}: {error}")
-                    continue
-                if event is not None:
-                    found.append(event)
-        self._offsets[path] = (offset, number)
+                whole += newline
+                found = decode_block(whole)
+                if found is None:  # something in it is damaged, unknown or of another version
+                    found = self._lines(path, number, whole)
+                offset += len(whole)
+                number += whole.count(b"\n")
+                self._offsets[path] = (offset, number)
+                yield found
+
+    def _lines(self, path: Path, number: int, block: bytes) -> list[Event]:
+        found: list[Event] = []
+        for line in block.split(b"\n"):
+            number += 1
+            if not line:
+                continue
+            try:
+                event = decode(line, where=f"{path}:{number}")
+            except ConfigError:
+                raise
+            except ValueError as error:
+                self.damaged.append(f"{path.name}:{number}: {error}")
+                continue
+            if event is not None:
+                found.append(event)
+        return found

@@ -20,7 +20,7 @@ from cacheloader.goodput.attempt import Attempt, Life, life
 from cacheloader.goodput.categories import Category, Fate, Part
 from cacheloader.goodput.histogram import Durations
 from cacheloader.goodput.lineage import Lineage, lineage
-from cacheloader.goodput.stragglers import LastArrivals, waits
+from cacheloader.goodput.stragglers import LastArrivals, Places, waits
 from cacheloader.goodput.track import (
     HANG_FACTOR,
     HANG_MIN_NS,
@@ -62,16 +62,24 @@ class Ledger:
 
     def add(self, found: Iterable[Event]) -> None:
         """Take events, known ones included."""
+        steps: dict[tuple[str, str, int], list[events.Step]] = {}
         for event in found:
+            if isinstance(event, events.Step) and event.rank >= 0:
+                steps.setdefault((event.att, event.node, event.rank), []).append(event)
+                continue
             key = (event.att, event.node, event.rank, event.seq)
             if isinstance(event, events.Membership):
                 self._members[key] = (event.wall_ns, max(0, event.n_devices))
             elif isinstance(event, events.RunStart):
                 self._starts[key] = (event.wall_ns, max(0, event.n_devices))
-            attempt = self._attempts.get(event.att)
-            if attempt is None:
-                attempt = self._attempts[event.att] = Attempt(event.att)
-            attempt.add(event)
+            self._attempt(event.att).add(event)
+        for (name, _, _), own in steps.items():
+            self._attempt(name).add_steps(own)
+
+    def _attempt(self, name: str) -> Attempt:
+        if name not in self._attempts:
+            self._attempts[name] = Attempt(name)
+        return self._attempts[name]
 
     def account(self, *, now_ns: int | None = None) -> Account:
         """The account of everything so far.
@@ -192,7 +200,7 @@ class _Fold:
         for a, b, count in here:
             for device in range(world, count):
                 self._put(k, device, [(a, b, Category.GAP, "no rank")])
-        wait_ns, places = waits(self._tracks[k], self._painted[k], self._arrivals)
+        wait_ns, places = waits([track.rank for track in self._tracks[k]], self._painted[k], self._arrivals)
         hang_ns, warm_ns = self._hangs(k, wait_ns, places)
         for t, paint in enumerate(self._painted[k]):
             pieces = paint.pieces(wait_ns[t], hang_ns[t], warm_ns[t])
@@ -201,9 +209,7 @@ class _Fold:
         for device in range(len(self._tracks[k]), world):
             self._put(k, device, [(begin, end, Category.OTHER, "nothing recorded")])
 
-    def _hangs(
-        self, k: int, wait_ns: list[np.ndarray], places: dict[tuple[int, int], list[tuple[int, int]]]
-    ) -> tuple[list[np.ndarray], list[int]]:
+    def _hangs(self, k: int, wait_ns: list[np.ndarray], places: Places) -> tuple[list[np.ndarray], list[int]]:
         """Time that each step hung, and what the first took beyond the usual; waiting for a hung rank is hanging."""
         hang_ns, warm_ns = [], []
         for paint, wait in zip(self._painted[k], wait_ns, strict=True):
@@ -217,13 +223,14 @@ class _Fold:
                 warm, hang[0] = int(hang[0]), 0
             hang_ns.append(hang)
             warm_ns.append(warm)
-        for found in places.values():
-            worst = max(int(hang_ns[t][row]) for t, row in found)
-            if worst:
-                for t, row in found:
-                    moved = min(int(wait_ns[t][row]), worst)
-                    hang_ns[t][row] += moved
-                    wait_ns[t][row] -= moved
+        if any(hang.any() for hang in hang_ns):
+            hang, wait = (np.concatenate(parts)[places.order] for parts in (hang_ns, wait_ns))
+            worst = np.repeat(np.maximum.reduceat(hang, places.starts), places.counts)
+            moved = np.empty_like(wait)
+            moved[places.order] = np.minimum(wait, worst)
+            for t, part in enumerate(np.split(moved, places.edges)):
+                hang_ns[t] = hang_ns[t] + part
+                wait_ns[t] = wait_ns[t] - part
         return hang_ns, warm_ns
 
     def _device(self, k: int, t: int, pieces: Pieces, begin: int, end: int) -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
+
+from cacheloader.goodput.track import COLLECTIVES, SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cacheloader.goodput.track import Painted, Track
+    from cacheloader.goodput.track import Painted
 
 NOTABLE_SHARE = 0.05
 """A last arriver counts in the ranking if the others waited this part of the step for it: somebody is always last."""
@@ -41,65 +43,134 @@ class LastArrivals:
     sources: dict[int, Counter[str]] = field(default_factory=dict)
 
 
-def waits(
-    tracks: Sequence[Track], painted: Sequence[Painted], arrivals: LastArrivals
-) -> tuple[list[np.ndarray], dict[tuple[int, int], list[tuple[int, int]]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Which rows of the ranks' tables are the same step: equal number, and seen before as often by that rank.
+
+    Attributes:
+        order: Rows of all ranks, one rank's behind the other's, so that those of one step lie together.
+        starts: Where each step begins in ``order``.
+        counts: How many rows it has.
+        edges: Where each rank but the first begins, before they are put in order.
+    """
+
+    order: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, numbers: Sequence[np.ndarray]) -> Self:
+        """Of the step numbers of each rank."""
+        together = np.concatenate([np.zeros(0, dtype=np.int64), *numbers])
+        before = np.concatenate([np.zeros(0, dtype=np.int64), *(_times_before(own) for own in numbers)])
+        order = np.lexsort((before, together)) if before.any() else np.argsort(together, kind="stable")
+        together, before = together[order], before[order]
+        is_new = np.ones(len(order), dtype=bool)
+        is_new[1:] = (np.diff(together) != 0) | (np.diff(before) != 0)
+        starts = np.flatnonzero(is_new)
+        return cls(
+            order=order,
+            starts=starts,
+            counts=np.diff(np.append(starts, len(order))),
+            edges=np.cumsum([len(own) for own in numbers], dtype=np.int64)[:-1],
+        )
+
+
+def waits(ranks: Sequence[int], painted: Sequence[Painted], arrivals: LastArrivals) -> tuple[list[np.ndarray], Places]:
     """How long each rank waited for others in each step of one attempt.
 
     Args:
-        tracks: The attempt's ranks.
-        painted: The same, in order.
+        ranks: The attempt's ranks.
+        painted: What each of them did.
         arrivals: Who came last is added to it.
 
     Returns:
-        For each track the wait of each step in nanoseconds; and for each step (number and how often it came before)
-        where it is found: pairs of track and row.
+        For each rank the wait of each step in nanoseconds; and where each step is found.
     """
     result = [np.maximum(paint.table[:, 6], 0) for paint in painted]
-    places: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for t, paint in enumerate(painted):
-        seen: Counter[int] = Counter()
-        for row, number in enumerate(paint.step_numbers.tolist()):
-            places.setdefault((number, seen[number]), []).append((t, row))
-            seen[number] += 1
-    for found in places.values():
-        stays = []
-        for t, row in found:
-            stay = tracks[t].collectives.get(int(painted[t].table[row, 0]))
-            if stay is not None:
-                stays.append((t, row, stay))
-        if len(stays) < 2:
-            continue
-        depth = min(len(stay) for _, _, stay in stays)
-        shortest = [min(stay[i] for _, _, stay in stays) for i in range(depth)]
-        own = []
-        for t, row, stay in stays:
-            wait_ns = 1000 * sum(stay[i] - shortest[i] for i in range(depth))
-            if painted[t].table[row, 6] < 0:
-                result[t][row] = wait_ns
-            own.append((wait_ns, t, row))
-        _count(own, tracks, painted, arrivals)
-    return result, places
+    places = Places.of([paint.step_numbers for paint in painted])
+    if not len(places.order):
+        return result, places
+    shifts = np.cumsum([0, *(len(paint.stays) for paint in painted)])
+    # Only steps of which two or more ranks wrote down their collectives tell anything.
+    stays_of = np.concatenate([paint.table[:, COLLECTIVES] for paint in painted])[places.order]
+    step_of = np.repeat(np.arange(len(places.starts)), places.counts)
+    has_stays = stays_of >= 0
+    told = np.bincount(step_of[has_stays], minlength=len(places.starts))
+    chosen = has_stays & (told[step_of] >= 2)
+    if not chosen.any():
+        return result, places
+    rows, stays_of, counts = places.order[chosen], stays_of[chosen], told[told >= 2]
+    starts = np.cumsum(counts) - counts
+    track = np.searchsorted(places.edges, rows, side="right")
+    stays = np.concatenate([paint.stays for paint in painted])
+    wait_ns = 1000 * _stayed_longer(stays, (stays_of >> 16) + shifts[track], stays_of & 0xFFFF, starts, counts)
+    flat = np.concatenate(result)
+    inferred = np.concatenate([paint.table[:, 6] for paint in painted])[rows] < 0
+    flat[rows[inferred]] = wait_ns[inferred]
+    _count(ranks, painted, arrivals, _Seen(track, rows, wait_ns, starts, counts))
+    return np.split(flat, places.edges), places
 
 
-def _count(
-    own: list[tuple[int, int, int]], tracks: Sequence[Track], painted: Sequence[Painted], arrivals: LastArrivals
-) -> None:
-    arrivals.num_steps += 1
-    least, last, last_row = min(own)
-    caused_ns = sum(wait_ns - least for wait_ns, _, _ in own)
-    most_ns = max(own)[0] - least
-    dur_ns = int(painted[last].table[last_row, 3])
-    if most_ns < NOTABLE_SHARE * dur_ns:
-        return
-    rank = tracks[last].rank
-    arrivals.num_notable += 1
-    arrivals.last[rank] += 1
-    arrivals.caused_ns[rank] += caused_ns
-    fetch_ns = int(painted[last].table[last_row, 4])
-    excess = [max(0, fetch_ns - int(painted[t].table[row, 4])) for _, t, row in own if t != last]
-    waited = [wait_ns - least for wait_ns, t, _ in own if t != last]
-    arrivals.fetch_ns[rank] += sum(min(a, b) for a, b in zip(excess, waited, strict=True))
-    source = tracks[last].sources.get(int(painted[last].table[last_row, 0]))
-    if source:
-        arrivals.sources.setdefault(rank, Counter())[source] += 1
+def _times_before(numbers: np.ndarray) -> np.ndarray:
+    """How often each number came before."""
+    if len(numbers) < 2 or (np.diff(numbers) > 0).all():
+        return np.zeros(len(numbers), dtype=np.int64)
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.append(True, np.diff(numbers[order]) != 0))
+    counts = np.diff(np.append(starts, len(numbers)))
+    found = np.empty(len(numbers), dtype=np.int64)
+    found[order] = np.arange(len(numbers)) - np.repeat(starts, counts)
+    return found
+
+
+def _stayed_longer(
+    stays: np.ndarray, offsets: np.ndarray, lengths: np.ndarray, starts: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """How much longer than the shortest each rank stayed in all collectives of a step that all took part in."""
+    depth = np.minimum.reduceat(lengths, starts)
+    longer = np.zeros(len(offsets), dtype=np.int64)
+    for i in range(int(depth.max())):
+        stay = stays[offsets + np.minimum(i, lengths - 1)]
+        shortest = np.minimum.reduceat(stay, starts)
+        longer += np.where(np.repeat(depth > i, counts), stay - np.repeat(shortest, counts), 0)
+    return longer
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Waits of the ranks in steps, those of one step together."""
+
+    track: np.ndarray
+    row: np.ndarray
+    wait_ns: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+
+def _count(ranks: Sequence[int], painted: Sequence[Painted], arrivals: LastArrivals, seen: _Seen) -> None:
+    starts, counts = seen.starts, seen.counts
+    arrivals.num_steps += len(starts)
+    least_ns = np.minimum.reduceat(seen.wait_ns, starts)
+    more_ns = seen.wait_ns - np.repeat(least_ns, counts)
+    index = np.arange(len(more_ns))
+    last = np.minimum.reduceat(np.where(more_ns == 0, index, len(index)), starts)  # of several, the lowest rank
+    dur_ns, exposed_ns, source = (
+        np.concatenate([paint.table[:, column] for paint in painted])[seen.row] for column in (3, 4, SOURCE)
+    )
+    is_notable = np.maximum.reduceat(more_ns, starts) >= NOTABLE_SHARE * dur_ns[last]
+    caused_ns = np.add.reduceat(more_ns, starts)
+    excess_ns = np.maximum(np.repeat(exposed_ns[last], counts) - exposed_ns, 0)
+    explained_ns = np.add.reduceat(np.minimum(excess_ns, more_ns), starts)
+    arrivals.num_notable += int(is_notable.sum())
+    for t in np.unique(seen.track[last[is_notable]]).tolist():
+        own = is_notable & (seen.track[last] == t)
+        rank = ranks[t]
+        arrivals.last[rank] += int(own.sum())
+        arrivals.caused_ns[rank] += int(caused_ns[own].sum())
+        arrivals.fetch_ns[rank] += int(explained_ns[own].sum())
+        named, times = np.unique(source[last[own]], return_counts=True)
+        for name, count in zip(named.tolist(), times.tolist(), strict=True):
+            if name >= 0:
+                arrivals.sources.setdefault(rank, Counter())[painted[t].sources[name]] += count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,16 @@ HANG_MIN_NS = 10**9
 """… if that is at least so much."""
 
 STEP_FIELDS = ("seq", "mono_ns", "step", "dur_ns", "exposed_ns", "fetch_ns", "wait_ns", "tokens", "samples", "epoch")
+"""Columns of ``Painted.table``; behind them lie ``COLLECTIVES`` and ``SOURCE``."""
+
+COLLECTIVES = len(STEP_FIELDS)
+"""Column: where the step's collectives lie in ``Painted.stays``, as ``offset << 16 | count``; -1: nowhere."""
+
+SOURCE = COLLECTIVES + 1
+"""Column: index into ``Painted.sources`` of what was waited for; -1: unknown."""
+
+_MAX_STAYS = 2**16 - 1
+_NUM_COLUMNS = SOURCE + 1
 
 START_UP_PHASES = frozenset(("init", "rendezvous", "ckpt_find", "ckpt_read", "loader_restore", "warmup"))
 
@@ -53,72 +64,106 @@ class Track:
 
     def __init__(self, first: Event) -> None:
         self.node, self.rank, self.world = first.node, first.rank, first.world
-        self._steps: array[int] = array("q")
-        self._step_seqs: set[int] = set()
-        self.collectives: dict[int, tuple[int, ...]] = {}
-        """By ``seq`` of the step."""
-        self.sources: dict[int, str] = {}
-        """Likewise: what was waited for."""
-        self.late: dict[int, events.StepLate] = {}
-        """What a device told of a step later, by ``seq``."""
         self.others: dict[int, Event] = {}
         """Events that are no steps, by ``seq``."""
+        self._table = np.zeros((0, _NUM_COLUMNS), dtype=np.int64)
+        """Steps in order, each once, without those of ``_new``."""
+        self._new: list[np.ndarray] = []
+        self._late: list[tuple[int, int, int, int]] = []
+        """What a device told of a step later: seq, the step's ``mono_ns``, exposed fetch or -1, collectives."""
+        self._late_ends: tuple[events.StepLate, ...] = ()
+        """Of these the first one by number, the earliest and the latest: there are as many of them as of steps."""
+        self._stays: array[int] = array("q")
+        self._sources: dict[str, int] = {}
         self._built: tuple[int, Painted] | None = None
+        self._num_taken = 0
         self._first_step: tuple[int, int] | None = None
         """Number of the first step's event and what makes its monotonic time one of the wall clock."""
 
     def add(self, event: Event) -> None:
         """Take one event; one that is known already changes nothing."""
+        if isinstance(event, events.Step):
+            self.add_steps([event])
+            return
         if isinstance(event, events.StepLate):
-            self.late.setdefault(event.seq, event)
-        if not isinstance(event, events.Step):
-            self.others.setdefault(event.seq, event)
-            return
-        if event.seq in self._step_seqs:
-            return
-        self._step_seqs.add(event.seq)
-        fetch_ns = nanoseconds(event.fetch_s)
-        self._steps.extend(
-            (
-                event.seq,
-                event.mono_ns,
-                event.step,
-                nanoseconds(event.dur_s),
-                fetch_ns if event.exposed_s < 0 else nanoseconds(event.exposed_s),
-                fetch_ns,
-                nanoseconds(event.coll_wait_s) if event.coll_wait_s >= 0 else -1,
-                event.tokens,
-                event.samples,
-                event.epoch,
+            exposed_ns = nanoseconds(event.exposed_s) if event.exposed_s >= 0 else -1
+            self._late.append((event.seq, event.of_mono_ns, exposed_ns, self._keep_stays(event.coll_us)))
+            known = [*self._late_ends, event]
+            self._late_ends = (
+                min(known, key=lambda late: late.seq),
+                min(known, key=lambda late: late.mono_ns),
+                max(known, key=lambda late: late.mono_ns),
             )
-        )
-        if self._first_step is None or event.seq < self._first_step[0]:
-            self._first_step = (event.seq, event.wall_ns - event.mono_ns)
-        if event.coll_us:
-            self.collectives[event.seq] = event.coll_us
-        if event.source:
-            self.sources[event.seq] = event.source
+        elif event.seq not in self.others:
+            self.others[event.seq] = event
+        self._num_taken += 1
+
+    def add_steps(self, found: list[events.Step]) -> None:
+        """Take steps of this rank, in any order."""
+        rows = np.empty((len(found), _NUM_COLUMNS), dtype=np.int64)
+        rows[:, 0] = [event.seq for event in found]
+        rows[:, 1] = [event.mono_ns for event in found]
+        rows[:, 2] = [event.step for event in found]
+        rows[:, 3] = _whole([event.dur_s for event in found])
+        exposed_s = np.array([event.exposed_s for event in found])
+        rows[:, 5] = _whole([event.fetch_s for event in found])
+        rows[:, 4] = np.where(exposed_s < 0, rows[:, 5], _whole(exposed_s))
+        wait_s = np.array([event.coll_wait_s for event in found])
+        rows[:, 6] = np.where(wait_s < 0, -1, _whole(wait_s))
+        rows[:, 7] = [event.tokens for event in found]
+        rows[:, 8] = [event.samples for event in found]
+        rows[:, 9] = [event.epoch for event in found]
+        counts = np.array([min(len(event.coll_us), _MAX_STAYS) for event in found], dtype=np.int64)
+        offsets = len(self._stays) + np.cumsum(counts) - counts
+        rows[:, COLLECTIVES] = np.where(counts > 0, offsets << 16 | counts, -1)
+        self._stays.extend(chain.from_iterable(event.coll_us[:_MAX_STAYS] for event in found))
+        names = self._sources
+        rows[:, SOURCE] = [names.setdefault(event.source, len(names)) if event.source else -1 for event in found]
+        self._new.append(rows)
+        self._num_taken += len(found)
+        earliest = min(found, key=lambda event: event.seq)
+        if self._first_step is None or earliest.seq < self._first_step[0]:
+            self._first_step = (earliest.seq, earliest.wall_ns - earliest.mono_ns)
 
     def painted(self) -> Painted:
         """Everything known so far, in order."""
-        size = len(self._steps) + len(self.others) + len(self.late)
-        if self._built is None or self._built[0] != size:
-            self._built = (size, self._paint())
+        if self._built is None or self._built[0] != self._num_taken:
+            self._built = None  # its arrays are as large as the new ones
+            self._built = (self._num_taken, self._paint())
         return self._built[1]
 
+    def _keep_stays(self, coll_us: tuple[int, ...]) -> int:
+        count = min(len(coll_us), _MAX_STAYS)
+        offset = len(self._stays)
+        self._stays.extend(coll_us[:count])
+        return offset << 16 | count if count else -1
+
+    def _steps(self) -> np.ndarray:
+        if self._new:
+            table = np.concatenate([self._table, *self._new])
+            self._new.clear()
+            if len(table) > 1 and not (np.diff(table[:, 0]) > 0).all():
+                table = table[np.unique(table[:, 0], return_index=True)[1]]
+            self._table = table
+        return self._with_late(self._table.copy()) if self._late else self._table
+
+    def _with_late(self, table: np.ndarray) -> np.ndarray:
+        late = np.array(self._late, dtype=np.int64)
+        late = late[np.unique(late[:, 0], return_index=True)[1]]
+        order = np.argsort(table[:, 1], kind="stable")
+        clock = table[order, 1]
+        place = np.searchsorted(clock, late[:, 1], side="right") - 1
+        is_known = (place >= 0) & (clock[place] == late[:, 1]) if len(clock) else np.zeros(len(late), dtype=bool)
+        late, row = late[is_known], order[place[is_known]]
+        said = late[:, 2] >= 0  # the device cannot have waited for data longer than the loop did
+        table[row[said], 4] = np.minimum(table[row[said], 5], late[said, 2])
+        said = (late[:, 3] >= 0) & (table[row, COLLECTIVES] < 0)
+        table[row[said][::-1], COLLECTIVES] = late[said, 3][::-1]  # the first that was said counts
+        return table
+
     def _paint(self) -> Painted:
-        table = np.array(self._steps, dtype=np.int64).reshape(-1, len(STEP_FIELDS))
-        table = table[np.argsort(table[:, 0], kind="stable")]
-        row_of = {mono: row for row, mono in enumerate(table[:, 1].tolist())} if self.late else {}
-        for _, late in sorted(self.late.items()):
-            row = row_of.get(late.of_mono_ns)
-            if row is None:
-                continue
-            if late.exposed_s >= 0:  # the device cannot have waited for data longer than the loop did
-                table[row, 4] = min(int(table[row, 5]), nanoseconds(late.exposed_s))
-            if late.coll_us:
-                self.collectives.setdefault(int(table[row, 0]), late.coll_us)
-        others = [self.others[seq] for seq in sorted(self.others)]
+        table = self._steps()
+        others = sorted([*self.others.values(), *self._late_ends], key=lambda event: event.seq)
         # The wall clock may jump; within a process only its first reading counts.
         first = min(others, key=lambda event: event.seq, default=None)
         readings = [] if first is None else [(first.seq, first.wall_ns - first.mono_ns)]
@@ -134,6 +179,8 @@ class Track:
         return Painted(
             offset_ns=offset_ns,
             table=table,
+            stays=np.array(self._stays, dtype=np.int64),
+            sources=tuple(self._sources),
             start_ns=start_ns,
             end_ns=np.maximum(end_ns, start_ns),
             marks=marks,
@@ -151,7 +198,9 @@ class Painted:
 
     Attributes:
         offset_ns: What makes a monotonic time of it one of the wall clock.
-        table: One row a step, columns ``STEP_FIELDS``.
+        table: One row a step, columns ``STEP_FIELDS``, ``COLLECTIVES`` and ``SOURCE``.
+        stays: Durations of collectives, in microseconds.
+        sources: What was waited for.
         start_ns: Of each step, not before the end of the one before it.
         end_ns: Of each step.
         marks: What is no step, sorted, not overlapping; where a step overlaps one, the mark counts.
@@ -164,6 +213,8 @@ class Painted:
 
     offset_ns: int
     table: np.ndarray
+    stays: np.ndarray
+    sources: tuple[str, ...]
     start_ns: np.ndarray
     end_ns: np.ndarray
     marks: list[Mark]
@@ -276,6 +327,12 @@ class Pieces:
 def nanoseconds(seconds: float) -> int:
     """Whole nanoseconds, so that sums are exact."""
     return max(0, round(seconds * 1e9))
+
+
+def _whole(seconds: list[float] | np.ndarray) -> np.ndarray:
+    """``nanoseconds`` of many."""
+    found: np.ndarray = np.maximum(np.rint(np.asarray(seconds, dtype=np.float64) * 1e9), 0).astype(np.int64)
+    return found
 
 
 def median_ns(values: np.ndarray) -> int:

@@ -135,7 +135,8 @@ class Batched(ABC):
         from cacheloader.goodput.ledger import Ledger
 
         ledger = Ledger()
-        ledger.add(EventFolder(self.started.folder).read())
+        for block in EventFolder(self.started.folder).blocks():
+            ledger.add(block)
         account = ledger.account()
         shares = {
             f"goodput/share/{category.label}": account.totals[category] / account.paid_ns if account.paid_ns else 0.0
