@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import operator
 import secrets
 import time
 from contextlib import contextmanager
@@ -156,11 +157,14 @@ class Checkpointer:
 
         Raises:
             SaveFailed: This save, or the one before it, did not end in a commit. Saving again is possible.
-            ConfigError: There are checkpoints and ``restore_latest`` was not called, or a state is no plain data.
+            ConfigError: There are checkpoints and ``restore_latest`` was not called, a state is no plain data, or the
+                step is no whole number from 0.
         """
         begin = time.perf_counter()
         mode = mode or self._mode
         check_mode(mode)
+        if not hasattr(step, "__index__") or (step := operator.index(step)) < 0:
+            raise ConfigError(f"step={step!r} is no number of steps; pass how many are complete, a whole number from 0")
         if not self._may_save:
             raise ConfigError(
                 f"{self._store} holds saves of an earlier attempt and restore_latest() was not called; call it before "
@@ -177,9 +181,14 @@ class Checkpointer:
         )
         name = str(draft.name)
         recorder.ckpt_begin(name, step)
-        self.wait()
-        self._next_serial += 1
-        state = snapshot.capture(self._contents, step=step, rank=self._ranks.rank)
+        try:
+            self.wait()
+            self._next_serial += 1
+            state = snapshot.capture(self._contents, step=step, rank=self._ranks.rank)
+        except BaseException as error:  # the account has to know that training goes on, if it does
+            recorder.ckpt_staged(name, step, stall_s=time.perf_counter() - begin)
+            recorder.ckpt_fail(name, step, error=innermost(error))
+            raise
         staging = None if mode == "sync" else self._staging
         writer = CommitWriter(self._store, draft, staging=staging, thread_count=self._thread_count)
         self._last = Save(step=step, name=name, settle=lambda failure: self._settle(draft, failure))
@@ -232,7 +241,7 @@ class Checkpointer:
             Its step; 0 if the job has no saves yet.
 
         Raises:
-            NoValidCheckpoint: There are saves, and none can be resumed from.
+            NoValidCheckpoint: There are saves, or were, and none can be resumed from.
             CheckpointError: The chosen one does not fit the objects, or cannot be read.
         """
         self.wait()

@@ -158,23 +158,14 @@ def _rm(options: argparse.Namespace) -> int:
     thinning = options.keep_last is not None or options.keep_every is not None
     if thinning == bool(options.names):
         raise ConfigError("name the checkpoints to remove, or pass --keep-last or --keep-every")
-    looked = list(survey.newest_first(store))
-    good = [found.name for found in looked if found.commit]
-    going: list[str]
     if thinning:
-        retention = Retention(keep_last=options.keep_last, keep_every=options.keep_every)
-        uncommitted = [found.name for found in looked if not found.commit]
-        going = [str(name) for name in removable(good, uncommitted, bad=(), retention=retention)]
+        going = _superfluous(store, Retention(keep_last=options.keep_last, keep_every=options.keep_every))
     else:
-        going = list(options.names)
-        missing = sorted(set(going) - set(store.top()))
-        if missing:
-            raise CheckpointError(f"{store} has no {missing[0]}; cacheloader ckpt ls shows what it has")
-        if good and all(str(name) in going for name in good) and not options.even_the_last:
-            raise CheckpointError(
-                f"{good[0]} is the last checkpoint in {store} that can be resumed from; pass --even-the-last to remove "
-                "it all the same"
-            )
+        going = list(dict.fromkeys(options.names))
+        looked = rows(store, read_bytes=False)
+        rows(store, read_bytes=False, only=going)  # refuses what is not there, and what is no checkpoint
+        if not options.even_the_last:
+            _refuse_the_last(store, looked, going)
     for text in going:
         name = parse_name(text)
         if options.dry_run:
@@ -183,12 +174,45 @@ def _rm(options: argparse.Namespace) -> int:
             store.remove(text)
         else:
             survey.remove(store, name)
+    if going and not options.dry_run and not survey.names(store):
+        store.remove(survey.ONCE_FILE)  # it was asked for, so the job may begin at step 0
     if options.json:
         print(json.dumps({"removed": going, "dry_run": options.dry_run}))
     else:
         for text in going:
             print(f"{'would remove' if options.dry_run else 'removed'} {text}")
     return 0
+
+
+def _superfluous(store: Store, retention: Retention) -> list[str]:
+    """What the retention does not keep; the newest one that stays was read to the end."""
+    looked = list(survey.newest_first(store))
+    bad: set[Name] = set()
+    for found in looked:
+        if found.commit is not None:
+            if not wrong_bytes(store, str(found.name), found.commit, sorted(found.commit.files)):
+                break
+            bad.add(found.name)
+    committed = [found.name for found in looked if found.commit]
+    uncommitted = [found.name for found in looked if not found.commit]
+    return [str(name) for name in removable(committed, uncommitted, bad=bad, retention=retention)]
+
+
+def _refuse_the_last(store: Store, looked: Sequence[Row], going: Sequence[str]) -> None:
+    """Of each kind of which one goes that can be resumed from, one that was read to the end has to stay.
+
+    Raises:
+        CheckpointError: None does.
+    """
+    for row in looked:
+        if row.name not in going or row.reason:
+            continue
+        staying = [it.name for it in looked if it.kind == row.kind and it.name not in going and not it.reason]
+        if all(rows(store, read_bytes=True, only=[name])[0].reason for name in staying):
+            raise CheckpointError(
+                f"{row.name} is the last checkpoint in {store} that can be resumed from; pass --even-the-last to "
+                "remove it all the same"
+            )
 
 
 def _store(options: argparse.Namespace) -> Store:

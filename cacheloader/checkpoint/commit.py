@@ -119,7 +119,7 @@ def decode(data: bytes) -> Commit:
     try:
         record: dict[str, Any] = json.loads(data)
         version = record.pop("cacheloader_checkpoint")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise CheckpointError(f"its {COMMIT_FILE} is incomplete or not one ({len(data)} bytes)") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -130,8 +130,11 @@ def decode(data: bytes) -> Commit:
     actual = f"{_checksum({'cacheloader_checkpoint': version, **record}):08x}"
     if stated != actual:
         raise CheckpointError(f"its {COMMIT_FILE} was altered: checksum {actual}, and it says {stated}")
-    files = {name: Part(size_bytes=size, crc32c=int(crc, 16)) for name, (size, crc) in record.pop("files").items()}
-    return Commit(**record, files=files)
+    try:
+        files = {name: Part(size_bytes=size, crc32c=int(crc, 16)) for name, (size, crc) in record.pop("files").items()}
+        return Commit(**record, files=files)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"its {COMMIT_FILE} has other fields than a record of version {version}") from error
 
 
 def _checksum(record: Mapping[str, Any]) -> int:

@@ -62,10 +62,18 @@ def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver,
         max_step: Pass over checkpoints of later steps.
 
     Raises:
-        NoValidCheckpoint: There are saves, and none can be resumed from.
+        NoValidCheckpoint: There are saves, or were, and none can be resumed from.
     """
     found = ranks.from_first(lambda: survey.names(store))
-    if not found or start_over == "always":
+    if start_over == "always":
+        return Choice(commit=None)
+    if not found:
+        if ranks.from_first(lambda: survey.was_ever_committed(store)):
+            raise NoValidCheckpoint(
+                f"{store} held a committed checkpoint once ({survey.ONCE_FILE} says so) and holds no save now; "
+                f"starting at step 0 has to be asked for: look where they went, remove {survey.ONCE_FILE}, or pass "
+                'start_over="always"'
+            )
         return Choice(commit=None)
     skipped: list[Skipped] = []
     bad: set[Name] = set()

@@ -75,7 +75,10 @@ def capture(contents: Contents, *, step: int, rank: int) -> dict[str, Any]:
         state["optimizer"] = get_optimizer_state_dict(contents.modules["model"], contents.optimizers)
     state["rng"] = {str(rank): (_PLAIN, randomness.capture())}
     if rank == 0:
-        state["progress"] = (_PLAIN, {"step": step, "optimizer_is_fresh": contents.is_fresh})
+        progress = {"step": step, "optimizer_is_fresh": contents.is_fresh}
+        if contents.is_fresh:  # plain SGD is so for ever, and its learning rate changes all the same
+            progress["optimizer_groups"] = plain_copy(_groups(contents), name="optimizer")
+        state["progress"] = (_PLAIN, progress)
         for name, other in contents.others.items():
             state[name] = (_PLAIN, plain_copy(other.state_dict(), name=name))
     return state
@@ -140,11 +143,34 @@ def apply(contents: Contents, state: Mapping[str, Any], *, rank: int, world_size
         set_optimizer_state_dict(contents.modules["model"], contents.optimizers, state["optimizer"], options=options)
     elif contents.optimizers and not progress["optimizer_is_fresh"]:
         raise CheckpointError("the checkpoint was saved without an optimizer; leave optimizer= out to resume from it")
+    elif contents.optimizers:
+        _set_groups(contents, progress.get("optimizer_groups"))
     if world_size == saved_ranks:
         randomness.restore(_plain(state["rng"][str(rank)]))
     else:
         randomness.derive(_plain(state["rng"]["0"]), rank=rank, world_size=world_size)
     return int(progress["step"])
+
+
+def _groups(contents: Contents) -> list[list[dict[str, Any]]]:
+    """Of each optimizer and group of parameters everything but the parameters, the learning rate first of all."""
+    return [
+        [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        for optimizer in contents.optimizers
+    ]
+
+
+def _set_groups(contents: Contents, saved: list[list[dict[str, Any]]] | None) -> None:
+    if not saved:  # saved without an optimizer, or by a release that did not keep them
+        return
+    if [[set(group) for group in groups] for groups in _groups(contents)] != [list(map(set, one)) for one in saved]:
+        raise CheckpointError(
+            "the checkpoint does not fit optimizer: its groups or their settings are others; resume with the optimizer "
+            "that it was saved from"
+        )
+    for optimizer, groups in zip(contents.optimizers, saved, strict=True):
+        for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.update(values)
 
 
 def _plain(value: Any) -> Any:

@@ -145,6 +145,9 @@ class FolderStore:
     def remove(self, folder: str, *, first: Sequence[str] = ()) -> None:
         """Delete a folder or a file."""
         base = self._root / folder
+        if base.is_symlink():  # what it points to lies elsewhere and is not ours
+            base.unlink()
+            return
         for name in first:
             (base / name).unlink(missing_ok=True)
         if base.is_file():

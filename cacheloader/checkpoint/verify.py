@@ -27,7 +27,7 @@ def read_commit(store: Store, folder: str) -> Commit:
     try:
         with store.reading(f"{folder}/{COMMIT_FILE}") as stream:
             commit = decode(stream.read())
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise CheckpointError(
             f"no {COMMIT_FILE}: the save was interrupted, is still under way, or is none of cacheloader's"
         ) from error

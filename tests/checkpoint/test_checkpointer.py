@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import cacheloader as cl
 from cacheloader.checkpoint.commit import COMMIT_FILE
+from cacheloader.cli import main
 from cacheloader.errors import CheckpointError, ConfigError, NoValidCheckpoint, SaveFailed
 from tests.checkpoint.jobs import Job, flip_bit, saved, saves, truncate
 
@@ -128,7 +131,7 @@ def test_a_state_that_would_need_code_to_load_is_refused_at_the_first_save(tmp_p
         checkpoints.save(1)
 
 
-@pytest.mark.parametrize("hurt", ["flip", "truncate", "remove", "record"])
+@pytest.mark.parametrize("hurt", ["flip", "truncate", "remove", "record", "folder"])
 def test_a_damaged_checkpoint_is_passed_over_with_its_reason(tmp_path: Path, hurt: str) -> None:
     saved(tmp_path, steps=3)
     newest = saves(tmp_path)[-1]
@@ -142,6 +145,10 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_reason(tmp_path: Path, hur
     elif hurt == "remove":
         data.unlink()
         reason = "__0_0.distcp is missing"
+    elif hurt == "folder":
+        (newest / COMMIT_FILE).unlink()
+        (newest / COMMIT_FILE).mkdir()
+        reason = "no commit.json"
     else:
         truncate(newest / COMMIT_FILE, by=40)
         reason = "incomplete"
@@ -237,6 +244,86 @@ def test_a_save_that_failed_in_the_background_is_raised_by_the_next_and_training
         checkpoints.wait()
         assert checkpoints.committed_step == 4
     assert [int(path.name.split("-")[2]) for path in saves(tmp_path) if (path / COMMIT_FILE).exists()] == [1, 4]
+
+
+def test_a_job_whose_checkpoints_vanished_does_not_begin_at_step_0(tmp_path: Path) -> None:
+    saved(tmp_path, steps=2)
+    for folder in saves(tmp_path):
+        shutil.rmtree(folder)
+    for start_over in ("never", "if_never_committed"):
+        with (
+            Job().checkpointer(tmp_path, start_over=start_over) as checkpoints,
+            pytest.raises(NoValidCheckpoint, match=r"once .*committed-once\.json"),
+        ):
+            checkpoints.restore_latest()
+    with Job().checkpointer(tmp_path, start_over="always") as checkpoints:
+        assert checkpoints.restore_latest() == 0
+
+
+def test_a_job_whose_checkpoints_were_removed_on_demand_begins_at_step_0(tmp_path: Path) -> None:
+    saved(tmp_path, steps=1)
+    assert main(["ckpt", "rm", str(tmp_path), saves(tmp_path)[0].name, "--even-the-last"]) == 0
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 0
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "7", None])
+def test_a_step_that_no_restart_would_find_again_is_refused(tmp_path: Path, step: Any) -> None:
+    with Job().checkpointer(tmp_path) as checkpoints, pytest.raises(ConfigError, match="whole number from 0"):
+        checkpoints.save(step)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_may_be_a_number_of_numpy_or_torch(tmp_path: Path) -> None:
+    with Job().checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(np.int64(3))  # type: ignore[arg-type]
+        checkpoints.save(torch.tensor(4))  # type: ignore[arg-type]
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 4
+
+
+def test_the_learning_rate_of_an_optimizer_without_state_is_restored(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> float:
+        loss = model(torch.ones(1, 4)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        return loss.item()
+
+    model, optimizer, schedule = make()
+    with cl.Checkpointer(tmp_path, model=model, optimizer=optimizer, schedule=schedule) as checkpoints:
+        for _ in range(5):
+            step(model, optimizer, schedule)
+        checkpoints.save(5)
+    expected = [step(model, optimizer, schedule) for _ in range(4)]
+    model, optimizer, schedule = make()
+    with cl.Checkpointer(tmp_path, model=model, optimizer=optimizer, schedule=schedule) as checkpoints:
+        checkpoints.restore_latest()
+    assert optimizer.param_groups[0]["lr"] == 0.0025
+    assert [step(model, optimizer, schedule) for _ in range(4)] == expected
+    adam = torch.optim.Adam(model.parameters())
+    with (
+        cl.Checkpointer(tmp_path, model=model, optimizer=adam, schedule=schedule) as checkpoints,
+        pytest.raises(CheckpointError, match="does not fit optimizer"),
+    ):
+        checkpoints.restore_latest()
+
+
+def test_the_account_hears_that_training_goes_on_after_a_save_that_was_refused(tmp_path: Path) -> None:
+    job = Job()
+    with cl.goodput.Run(tmp_path / "run") as run, job.checkpointer(tmp_path / "ckpt") as checkpoints:
+        checkpoints._store = Full(checkpoints._store)
+        checkpoints.save(1)
+        with pytest.raises(SaveFailed):
+            checkpoints.save(2)
+        assert not run.is_saving
 
 
 class Full:

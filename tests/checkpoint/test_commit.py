@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,17 @@ def test_a_record_of_a_newer_format_is_refused_by_its_version() -> None:
     newer = encode(COMMIT).replace(b'"cacheloader_checkpoint": 1', b'"cacheloader_checkpoint": 2')
     with pytest.raises(CheckpointError, match="format version 2"):
         decode(newer)
+
+
+def test_a_record_with_a_right_checksum_and_wrong_fields_is_none() -> None:
+    for change in ({"files": {"x": ["1", "zz"]}}, {"files": 3}, {"more": 1}):
+        record = json.loads(encode(COMMIT)) | change
+        record.pop("crc32c")
+        record["crc32c"] = f"{google_crc32c.value(json.dumps(record, sort_keys=True).encode()):08x}"
+        with pytest.raises(CheckpointError, match="other fields"):
+            decode(json.dumps(record).encode())
+    with pytest.raises(CheckpointError, match="not one"):
+        decode(b"[" * 100_000)
 
 
 def test_saves_are_ordered_by_their_serial_whatever_their_step() -> None:

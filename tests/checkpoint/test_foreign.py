@@ -169,7 +169,7 @@ def test_the_command_lists_verifies_and_removes(tmp_path: Path, capsys: pytest.C
     assert main(["ckpt", "verify", url, "no such"]) == 1
     capsys.readouterr()
     assert main(["ckpt", "rm", url, "--keep-last", "2", "--dry-run"]) == 0
-    assert capsys.readouterr().out.split() == ["would", "remove", names[0], "would", "remove", names[1]]
+    assert capsys.readouterr().out.split() == ["would", "remove", names[0]], "the damaged one counts as kept"
     assert main(["ckpt", "rm", url, names[0]]) == 0
     assert [path.name for path in saves(tmp_path / "job")] == names[1:]
     assert main(["ckpt", "rm", url, *names[1:]]) == 1
@@ -178,3 +178,34 @@ def test_the_command_lists_verifies_and_removes(tmp_path: Path, capsys: pytest.C
     assert main(["ckpt", "rm", url]) == 2
     assert main(["ckpt", "rm", url, *names[1:], "--even-the-last"]) == 0
     assert saves(tmp_path / "job") == []
+
+
+def test_the_last_checkpoint_whose_bytes_are_right_is_not_removed_for_a_newer_one_with_a_flipped_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved(tmp_path, steps=3)
+    names = [path.name for path in saves(tmp_path)]
+    flip_bit(tmp_path / names[2] / "__0_0.distcp", at=500)
+    assert main(["ckpt", "rm", str(tmp_path), "--keep-last", "1"]) == 0
+    assert [path.name for path in saves(tmp_path)] == names[1:]
+    assert main(["ckpt", "rm", str(tmp_path), names[1]]) == 1
+    assert f"{names[1]} is the last checkpoint" in capsys.readouterr().err
+    assert main(["ckpt", "rm", str(tmp_path), names[2]]) == 0
+    assert [path.name for path in saves(tmp_path)] == names[1:2]
+
+
+def test_what_is_no_checkpoint_is_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, steps=1)
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "thesis.tex").write_text("years of work")
+    for name in ("papers", "committed-once.json"):
+        assert main(["ckpt", "rm", str(tmp_path), name, "--even-the-last"]) == 1
+        assert f"{name} is no checkpoint" in capsys.readouterr().err
+        assert (tmp_path / name).exists()
+
+
+def test_the_only_checkpoint_of_another_tool_is_removed_on_demand_only(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(3)}, checkpoint_id=tmp_path / "step-10")
+    assert main(["ckpt", "rm", str(tmp_path), "step-10"]) == 1
+    assert main(["ckpt", "rm", str(tmp_path), "step-10", "--even-the-last"]) == 0
+    assert not (tmp_path / "step-10").exists()

@@ -78,6 +78,17 @@ def test_a_folder_is_removed_with_all_that_is_in_it(store: Any) -> None:
     assert store.top() == {"ab": True}
 
 
+def test_a_link_is_removed_and_not_what_it_points_to(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "root")
+    put(store, "b/x", b"1")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / COMMIT_FILE).touch()
+    (tmp_path / "root" / "a").symlink_to(tmp_path / "elsewhere")
+    store.remove("a", first=[COMMIT_FILE])
+    assert store.top() == {"b": True}
+    assert (tmp_path / "elsewhere" / COMMIT_FILE).exists()
+
+
 def test_a_store_travels_to_another_process_without_its_connections(store: Any) -> None:
     put(store, "a/x", b"1")
     assert pickle.loads(pickle.dumps(store)).files("a")["x"].size_bytes == 1
