@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # How long an example takes is the machine's business; a test that hangs has pytest's own time limit.
-settings.register_profile("cacheloader", deadline=None)
+settings.register_profile("cacheloader", parent=settings.default, deadline=None)
 settings.load_profile("cacheloader")
 
 
