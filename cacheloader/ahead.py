@@ -101,7 +101,8 @@ class Ahead:
         self._planned: deque[Planned] = deque()
         self._most = 1
         self._planning = threading.Lock()
-        state = threading.Lock()
+        # The garbage collector may end an iteration that was left behind from any thread, also from one of its own.
+        state = threading.RLock()
         self._has_room = threading.Condition(state)
         self._is_ready = threading.Condition(state)
         self._results: dict[int, tuple[Planned | None, Any]] = {}
@@ -143,7 +144,8 @@ class Ahead:
             self._is_over = True
             self._has_room.notify_all()
         for thread in self._threads:
-            thread.join(_PATIENCE_S / len(self._threads))
+            if thread is not threading.current_thread():
+                thread.join(_PATIENCE_S / len(self._threads))
         self._results.clear()
 
     def _start(self) -> None:

@@ -15,6 +15,7 @@ import struct
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,9 @@ class SharedCursor:
         self._identity = os.urandom(16)
         self._map = mmap.mmap(self._fd, _PAGE_BYTES)
         self._opened = 0
+        self._at_fork = (Start(epoch=0, row=0), False)
         _HEAD.pack_into(self._map, 0, self._identity, 0, 0, -1, 0, 0, 0)
+        _alive.add(self)
 
     @property
     def next(self) -> Start:
@@ -71,6 +74,17 @@ class SharedCursor:
     def is_pinned(self) -> bool:
         """Whether ``next`` was moved to as a pin, and no iteration has begun since."""
         return self.current is None and bool(self._map[_PIN])
+
+    def note_fork(self) -> None:
+        """In a forked child, at once: remember where the page stood."""
+        self._at_fork = (self.current or self.next, self.is_pinned)
+
+    def after_fork(self) -> SharedCursor:
+        """A page for a child that is no worker; an iteration that was under way at the fork begins there again."""
+        own = SharedCursor()
+        own._opened = self._opened
+        own.move_to(self._at_fork[0], pin=self._at_fork[1])
+        return own
 
     def move_to(self, start: Start, *, pin: bool = False) -> None:
         """Let the coming iteration start at ``start``.
@@ -158,6 +172,7 @@ class SharedCursor:
         # Not a worker of a living owner but a copy (copy.deepcopy, a stored data set): it starts on its own.
         self.__init__()  # type: ignore[misc]
         self.move_to(state["next"], pin=state["is_pinned"])
+        self.note_fork()
 
     def _join(self, state: dict[str, Any]) -> bool:
         with suppress(OSError):
@@ -165,6 +180,9 @@ class SharedCursor:
             if os.pread(fd, 16, 0) == state["identity"]:
                 self._fd, self._identity = fd, state["identity"]
                 self._map = mmap.mmap(fd, _PAGE_BYTES)
+                self._opened = 0
+                self.note_fork()
+                _alive.add(self)
                 return True
             os.close(fd)
         return False
@@ -173,3 +191,14 @@ class SharedCursor:
         with suppress(AttributeError, OSError, ValueError):
             self._map.close()
             os.close(self._fd)
+
+
+_alive: WeakSet[SharedCursor] = WeakSet()
+
+
+def _note_fork() -> None:
+    for cursor in list(_alive):
+        cursor.note_fork()
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -229,7 +229,8 @@ class _TimedIterator:
         loader, dataset = self._loader, self._loader._positioned
         if self._has_failed or not dataset.is_under_way(self._iteration):
             raise ConfigError(
-                "this iteration has failed; loader.load_state_dict(loader.state_dict()) and a new one try again"
+                "this iteration has failed or was interrupted; loader.load_state_dict(loader.state_dict()) and a new "
+                "one try again"
                 if self._has_failed
                 else "another iteration has begun since, or the position was moved, and this one no longer counts; "
                 "go on with a new iter(loader)"
@@ -256,6 +257,11 @@ class _TimedIterator:
                 # torch's frames keep the error that they raise, and with it, in a cycle, the workers.
                 traceback.clear_frames(error.__traceback__)
             self._raise_lost_worker(error)
+            raise
+        except BaseException:
+            # Ctrl-C: a generator is at its end after it, and a worker's pipe may have lost half a message.
+            self._has_failed = True
+            loader._iterator = None
             raise
         finally:
             if self._has_failed:

@@ -226,6 +226,8 @@ class PositionedDataset(IterableDataset[Any]):
             ConfigError: A position in another epoch was just loaded.
         """
         foreign.refuse_second_deal(self, self._world)
+        if self._is_copy():
+            self._leave_parent()
         if not self._cursor.is_pinned:
             self._cursor.move_to(Start(epoch=epoch, row=0))
         elif self._cursor.next.epoch != epoch:
@@ -240,6 +242,9 @@ class PositionedDataset(IterableDataset[Any]):
         Args:
             batches: Batches of the iteration under way that the training loop has taken.
         """
+        if self._is_copy():
+            self._leave_parent()
+            return
         start = self._cursor.current
         if start is not None:
             self._cursor.move_to(self._cursor.next if batches else start)
@@ -308,6 +313,8 @@ class PositionedDataset(IterableDataset[Any]):
         Raises:
             StateMismatch: The position belongs to another data set or order; nothing has changed then.
         """
+        if self._is_copy():
+            self._leave_parent()
         position = state.parse(saved)
         here = self._reconciled(position, on_mismatch)
         start = Start(epoch=here.epoch, row=here.row)
@@ -349,6 +356,15 @@ class PositionedDataset(IterableDataset[Any]):
         """
         self._leave_if_orphaned()
         return self._read(self._join() if start is None else start, read_ahead)
+
+    def _is_copy(self) -> bool:
+        """Whether this is the copy of a process that the user's program has started, not that of a worker."""
+        return os.getpid() != self._home_pid and get_worker_info() is None
+
+    def _leave_parent(self) -> None:
+        self._home_pid = os.getpid()
+        self._cursor = self._cursor.after_fork()
+        self._open_global_batch = None
 
     def _leave_if_orphaned(self) -> None:
         # torch's worker remembers its parent when it has started. If the parent was killed before that, the worker

@@ -93,7 +93,8 @@ class Source:
         self._open()  # in a forked child this forgets what is the parent's
         self.let_go()
         transport, manifest = self._open()
-        transport.follow(plan)
+        with self._in_use:  # the collector may be giving back, in another thread, what was held before
+            transport.follow(plan)
         self._shelf = Shelf(
             transport=transport,
             manifest=manifest,
@@ -193,7 +194,8 @@ class Source:
     def _by_one_thread(self, shelf: Shelf) -> Iterator[None]:
         # One connection serves one thread: a second one would wait for answers that the first has taken.
         in_use, transport = self._in_use, self._transport
-        if not in_use.acquire(blocking=False):
+        # An iteration that is no longer the one under way finds that out with the lock held, and is soon gone.
+        if not in_use.acquire(timeout=_PATIENCE_S):
             raise ConfigError("two threads read one data set at once; open a data set, or a loader, for each of them")
         try:
             if self._shelf is not shelf:

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import cacheloader as cl
-from cacheloader.errors import CacheloaderError, WorkerLost
+from cacheloader.ahead import Ahead, Planned, ReadAhead
+from cacheloader.errors import CacheloaderError, ConfigError, WorkerLost
 from tests.support.node_daemon import is_running
 from tests.support.shard_sets import ShardSet, digest, write_shards
 from tests.support.waiting import wait_until
@@ -124,6 +125,84 @@ def test_an_error_of_a_reading_thread_is_raised_where_its_batch_is_due(
     assert got == whole[:4]
     loader.load_state_dict(loader.state_dict())
     assert [batch["__key__"] for batch in loader] == whole[4:]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"device": "cpu"}, {"num_workers": 2, "collate_fn": list}])
+def test_an_interrupted_next_neither_ends_the_epoch_nor_loses_a_batch(
+    make: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    def key(batch: Any) -> str:
+        return batch[0]["__key__"] if isinstance(batch, list) else batch["__key__"][0]
+
+    whole = [key(batch) for batch in make()]
+    loader = make(**options)
+    batches = iter(loader)
+    got = [key(next(batches)) for _ in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(loader, "_took", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batches)
+    with pytest.raises(ConfigError, match="interrupted"):
+        next(batches)
+    assert loader.epoch == 0
+    loader.load_state_dict(loader.state_dict())
+    assert got + [key(batch) for batch in loader] == whole
+    del batches
+    wait_until(lambda: not reading_threads())
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_the_collector_may_end_an_iteration_in_a_thread_of_its_own() -> None:
+    class Endless:
+        def __init__(self) -> None:
+            self.ahead: Ahead | None = None
+
+        def plan(self, rows: Any) -> list[Planned]:
+            if rows[0] == 1:
+                assert self.ahead is not None
+                with self.ahead._has_room:  # the collector asks for no good moment
+                    self.ahead.close()
+            return [Planned(row=rows[0], num_samples=1, size_bytes=0, read=lambda: rows[0])]
+
+        def advance(self, row: int) -> None:
+            pass
+
+    planner = Endless()
+    planner.ahead = Ahead(planner, range(9), ReadAhead(num_threads=2, num_batches=1))
+    assert next(planner.ahead) == (0, 0)
+    wait_until(lambda: not reading_threads())
+
+
+def test_a_process_forked_in_the_middle_of_an_epoch_reads_the_same_epoch_by_itself(make: Any) -> None:
+    whole = [batch["__key__"] for batch in make()]
+    loader = make(num_workers=2)
+    batches = iter(loader)
+    got = [next(batches)["__key__"]]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        verdict = b"an error"
+        try:
+            with pytest.raises(CacheloaderError, match="forked"):
+                next(batches)
+            del batches
+            verdict = b"equal" if [batch["__key__"] for batch in loader] == whole else b"other batches"
+        finally:
+            os.write(write, verdict)
+            os._exit(0)
+    os.close(write)
+    try:
+        # Both move on at the same time, each with a position of its own.
+        got += [batch["__key__"] for batch in batches]
+        with open(read, "rb") as answer:
+            assert answer.read() == b"equal"
+    finally:
+        os.waitpid(child, 0)
+    assert got == whole
+    assert loader.epoch == 1
 
 
 def test_a_mixture_without_transforms_is_read_by_threads_and_its_batches_are_those_of_workers(
