@@ -25,7 +25,7 @@ imports: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
 	$(BIN)/python -m benchmarks.peers.environments
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --scenario all
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

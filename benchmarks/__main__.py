@@ -36,22 +36,29 @@ SCENARIOS = {
     "volume": "benchmarks.scenarios.volume",
 }
 
+ALL = "all"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 0 if all contestants delivered what they should, 1 if one failed, 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _leave)
-    scenario: Scenario = import_module(SCENARIOS[options.scenario]).SCENARIO
+    names = sorted(SCENARIOS) if options.scenario == ALL else [options.scenario]
+    return max(_run(name, options) for name in names)
+
+
+def _run(name: str, options: argparse.Namespace) -> int:
+    scenario: Scenario = import_module(SCENARIOS[name]).SCENARIO
     chosen = [label for label in scenario.labels if not options.only or any(part in label for part in options.only)]
     if not chosen:
         print(f"--only matches none of: {'; '.join(scenario.labels)}", file=sys.stderr)
         return 2
     work = options.work or ROOT / ".bench"
     work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{options.scenario}-", dir=work))
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=work))
     surroundings = environment.describe(folder, repository=ROOT)
     try:
-        _say(f"preparing {options.scenario} (data set and store)")
+        _say(f"preparing {name} (data set and store)")
         with scenario.prepare(folder / "scenario", small=options.small) as prepared:
             entries = [entry for entry in prepared.entries if entry.label in chosen]
             runner = Runner(
@@ -101,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run a scenario and write its report.")
-    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="two-epochs")
+    parser.add_argument("--scenario", choices=[ALL, *sorted(SCENARIOS)], default="two-epochs")
     parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--small", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
     parser.add_argument("--only", action="append", metavar="TEXT", help="contestants whose name contains TEXT")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import NOISY_CORES, OPENED
+from benchmarks.harness.picture import draw
 from benchmarks.harness.statistics import Spread, pairwise_ratio, spread
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Report:
         return f"{self.theme}_{self.machine}_{self.date}"
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write both files.
+        """Write both files, and a picture where matplotlib is installed.
 
         Returns:
             Paths of JSON and Markdown.
@@ -99,7 +100,10 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         data, text = folder / f"{self.stem}.json", folder / f"{self.stem}.md"
         data.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        text.write_text(self.markdown())
+        picture = folder / f"{self.stem}.png"
+        title = f"{self.theme} on {self.machine}: medians of {len(self.rounds)} rounds, least to most"
+        is_drawn = bool(self.rounds) and draw(picture, self.rounds, title=title)
+        text.write_text(self.markdown(picture=picture.name if is_drawn else ""))
         return data, text
 
     def ratios(self) -> list[tuple[Comparison, Spread]]:
@@ -147,10 +151,16 @@ class Report:
             ],
         }
 
-    def markdown(self) -> str:
-        """The report for people."""
+    def markdown(self, *, picture: str = "") -> str:
+        """The report for people.
+
+        Args:
+            picture: File name of one to show, "" without.
+        """
         lines = [f"# {self.theme} on {self.machine}, {self.date}", ""]
         lines += [f"Medians of {len(self.rounds)} interleaved rounds, with the range in brackets.", ""]
+        if picture:
+            lines += [f"![samples per second of all contestants]({picture})", ""]
         lines += self._ratio_table()
         lines += ["", self._noise()]
         for phase in self._phase_names():
