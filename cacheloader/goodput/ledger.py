@@ -335,43 +335,48 @@ class _Fold:
         )
 
     def _saves(self) -> list[Save]:
-        begun: dict[tuple[int, str], events.CkptBegin] = {}
+        begun: dict[tuple[int, str], dict[int, tuple[int, int]]] = {}  # by the rank's place: when, and the step
         staged: dict[tuple[int, str], int] = {}
-        ended: dict[tuple[int, str], tuple[int, bool, int]] = {}
+        ended: dict[tuple[int, str], tuple[int, bool, int, int]] = {}
         for k, tracks in enumerate(self._tracks):
-            for track in tracks:
+            for t, track in enumerate(tracks):
+                offset_ns = self._painted[k][t].offset_ns
                 for _, event in sorted(track.others.items()):
+                    now_ns = event.mono_ns + offset_ns  # the wall clock may be set back during a save
                     match event:
                         case events.CkptBegin():
-                            key = (k, event.ckpt)
-                            if key not in begun or event.wall_ns < begun[key].wall_ns:
-                                begun[key] = event
+                            own = begun.setdefault((k, event.ckpt), {})
+                            own[t] = min(own.get(t, (now_ns, event.step)), (now_ns, event.step))
                         case events.CkptStaged():
                             key = (k, event.ckpt)
                             staged[key] = max(staged.get(key, 0), nanoseconds(event.stall_s))
                         case events.CkptCommit():
                             key = (k, event.ckpt)
-                            if key not in ended or event.wall_ns < ended[key][0]:
-                                ended[key] = (event.wall_ns, True, event.bytes)
+                            if key not in ended or not ended[key][1] or now_ns < ended[key][0]:
+                                ended[key] = (now_ns, True, event.bytes, t)
                         case events.CkptFail():
-                            ended.setdefault((k, event.ckpt), (event.wall_ns, False, 0))
+                            ended.setdefault((k, event.ckpt), (now_ns, False, 0, t))
                         case _:
                             pass
         found = []
-        for key, event in sorted(begun.items(), key=lambda item: item[1].wall_ns):
+        for key, own in begun.items():
+            begin_ns, step = min(own.values())
             end = ended.get(key)
+            if end is not None:
+                # Begin and end on the clock of one rank, if it told of both: those of two differ.
+                begin_ns, step = own.get(end[3], (min(begin_ns, end[0]), step))
             found.append(
                 Save(
-                    ckpt=event.ckpt,
-                    step=event.step,
-                    begin_ns=event.wall_ns,
+                    ckpt=key[1],
+                    step=step,
+                    begin_ns=begin_ns,
                     stall_ns=staged.get(key, 0),
-                    end_ns=None if end is None else end[0],
+                    end_ns=None if end is None else max(end[0], begin_ns),
                     is_committed=end is not None and end[1],
                     size_bytes=0 if end is None else end[2],
                 )
             )
-        return found
+        return sorted(found, key=lambda save: (save.begin_ns, save.ckpt))
 
     def _collectives(self) -> dict[str, Durations]:
         found: dict[str, Durations] = {}
@@ -423,6 +428,8 @@ class _Fold:
         if not firsts:
             return ()
         until_ns, device = max(firsts)
+        if until_ns <= self._lives[k].died_ns:  # clocks of two nodes that differ
+            return ()
         window = arrays.clipped(self._lives[k].died_ns, until_ns).of_device(device)
         labels = tuple(self._labels)
         stages: dict[str, int] = {}

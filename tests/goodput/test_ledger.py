@@ -6,12 +6,14 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cacheloader.goodput import events
 from cacheloader.goodput.categories import Category
 from cacheloader.goodput.ledger import Ledger
+from cacheloader.goodput.report import advice_of
 from tests.support.goodput_jobs import SECOND, START_S, Job, end_to_end_vector
 
 if TYPE_CHECKING:
@@ -249,6 +251,29 @@ def test_an_evaluation_and_a_save_inside_a_step_are_not_computing() -> None:
     assert seconds(account(job.found)) == {
         Category.FETCH: 2, Category.COMPUTE: 4, Category.EVAL: 3, Category.CKPT: 1,
     }  # fmt: skip
+
+
+def test_a_wall_clock_that_is_set_back_during_a_save_does_not_make_it_end_before_it_began() -> None:
+    job = Job()
+    job.all(events.AttemptStart, 0, att="a1", world=2)
+    now = steps(job, range(1, 11), start_s=0, world=2)
+    job.all(events.CkptBegin, now, att="a1", world=2, step=10, ckpt="c")
+    job.all(events.CkptStaged, now + 1, att="a1", world=2, step=10, ckpt="c", stall_s=1.0)
+    job.say(events.CkptCommit, now + 9, att="a1", rank=0, world=2, step=10, ckpt="c")
+    job.all(events.AttemptEnd, now + 9, att="a1", world=2, cause="done")
+    set_back = [
+        msgspec.structs.replace(event, wall_ns=event.wall_ns - 3600 * SECOND)
+        if event.rank == 0 and event.seq > 11
+        else event
+        for event in job.found
+    ]
+    found = account(set_back)
+    (save,) = found.saves
+    assert (save.stall_ns, save.lag_ns) == (SECOND, 9 * SECOND)
+    assert found.totals == account(job.found).totals
+    advice = advice_of(found)
+    assert advice is not None
+    assert advice.lag_s == 9
 
 
 def test_a_rank_killed_without_a_witness_died_within_one_usual_step() -> None:
