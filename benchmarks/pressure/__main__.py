@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +25,11 @@ from cacheloader.demo.seaweedfs import SeaweedServer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+SLOW_PART = 0.02
 PARTS = (0.25, 0.5, 0.75, 0.9)
 BYTES = Shape(num_shards=400, samples_per_shard=8, sample_bytes=32 * 1024 - 512)
-STALLS = Shape(num_shards=500, samples_per_shard=4, sample_bytes=32 * 1024 - 512)
+STALLS = Shape(num_shards=600, samples_per_shard=4, sample_bytes=64 * 1024 - 512, batches_per_shard=1)
+"""A step takes long (200 ms), so that what reading itself takes hardly shows beside it."""
 SMALL = Shape(num_shards=100, samples_per_shard=4, sample_bytes=16 * 1024 - 512)
 
 
@@ -53,15 +58,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for number, case in enumerate(_bytes_cases(epoch_s)):
                 bytes_of.append(_told(measure(folder / f"bytes-{number}", stocked, case)))
         if options.only != "bytes":
-            shape, epoch_s = (SMALL, 2.0) if options.small else (STALLS, 40.0)
+            shape, epoch_s = (SMALL, 2.0) if options.small else (STALLS, 120.0)
             stocked = stock(server, shape)
-            for number, case in enumerate(_stall_cases(epoch_s)):
-                stalls.append(_told(measure(folder / f"stall-{number}", stocked, case)))
+            cases = _stall_cases(epoch_s)
+            # All at the same time, each with daemon, cache and link of its own: they sleep, and one that never waits
+            # for the link shows what the machine took from all of them.
+            with ProcessPoolExecutor(len(cases), mp_context=multiprocessing.get_context("spawn")) as pool:
+                runs = [
+                    pool.submit(measure, folder / f"stall-{number}", stocked, case) for number, case in enumerate(cases)
+                ]
+                stalls = [_told(run.result()) for run in runs]
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    name = f"pressure{'-small' if options.small else ''}_{options.machine}_{date}"
+    part = f"-{options.only}" if options.only else ""
+    name = f"pressure{part}{'-small' if options.small else ''}_{options.machine}_{date}"
     surroundings |= {"load_after": list(os.getloadavg())}
     for path in report.write(options.output, name=name, surroundings=surroundings, bytes_of=bytes_of, stalls=stalls):
         print(f"wrote {path}")
@@ -82,12 +94,15 @@ def _bytes_cases(epoch_s: float) -> list[Case]:
 
 
 def _stall_cases(epoch_s: float) -> list[Case]:
+    enough = Case(name="a link that suffices", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3)
     return [
         Case(name="all in the cache", cached=1.1, epoch_s=epoch_s, num_epochs=3),
         Case(name="too narrow a link", cached=0.5, bandwidth=0.4, epoch_s=epoch_s, num_epochs=3),
         Case(name="too narrow a link", cached=0.75, bandwidth=0.2, epoch_s=epoch_s, num_epochs=3),
-        Case(name="a link that suffices", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3),
-        Case(name="the same, LRU", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3, eviction="lru"),
+        enough,
+        replace(enough, name="the same, LRU", eviction="lru", num_epochs=2),
+        replace(enough, name="the same, slow answers", slow_answers=SLOW_PART),
+        replace(enough, name="the same, and second requests", slow_answers=SLOW_PART, hedge_share=0.05),
     ]
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.pressure.stage import BUCKET, UNTHROTTLED, staged
+from tests.support.fault_proxy import heavy_tail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 SHUFFLE_WINDOW = 2
 HEAD_BYTES = 700
 """Of each answer: what a response has besides its body, as the link counts it."""
+
+TYPICAL_S, SLOW_S = 0.1, (5.0, 10.0)
+"""Waits for the store's answers, in cases with slow ones."""
 
 BLOCK_BYTES, INDEX_BLOCKS, OWN_BYTES = 4096, 1, 2_750_000
 """What a shard and the cache itself take on disk, about: from it the cache's size is chosen, not what it is compared
@@ -34,7 +38,10 @@ class Case:
         num_jobs: Jobs with seeds of their own, batch by batch in step.
         epoch_s: Seconds that an epoch takes without waiting.
         bandwidth: Of the link, as a part of what one job takes without waiting; 0 for no throttle.
-        num_epochs: Read; the first is not part of the averages.
+        num_epochs: Read; the first is not part of the averages, and the link is not throttled in it.
+        slow_answers: Part of the store's answers that wait for ``SLOW_S``; the others wait around ``TYPICAL_S`` then.
+        hedge_share: Part of the requests that may be asked a second time. Without it, what is read is the cache's
+            decision alone.
     """
 
     name: str
@@ -44,6 +51,8 @@ class Case:
     epoch_s: float = 6.0
     bandwidth: float = 0.0
     num_epochs: int = 4
+    slow_answers: float = 0.0
+    hedge_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +100,12 @@ class Outcome:
 
     @property
     def stall(self) -> float:
-        """Time on top of that without waiting, as a part of it."""
+        """Seconds of waiting for each second of computing, as in the bound."""
         return sum(self.epoch_s) / len(self.epoch_s) / self.case.epoch_s - 1
 
     @property
     def least_stall(self) -> float:
-        """What no policy goes below, for one job."""
+        """What no policy goes below, for one job: in ``(1 - c) / b`` seconds the link brings what a second needs."""
         if not self.case.bandwidth:
             return 0.0
         return max(0.0, self.least_bytes / self.dataset_bytes / self.case.bandwidth - 1)
@@ -113,8 +122,18 @@ def measure(folder: Path, stocked: Stocked, case: Case) -> Outcome:
     cache_bytes = int(case.cached * stocked.shape.num_shards * blocks * BLOCK_BYTES) + OWN_BYTES
     wanted_bytes_per_s = stocked.dataset_bytes / case.epoch_s
     bytes_per_s = case.bandwidth * wanted_bytes_per_s or UNTHROTTLED
-    with staged(folder, stocked, cache_bytes=cache_bytes, eviction=case.eviction, bytes_per_s=bytes_per_s) as stage:
-        marks, samples, plan = _read(stage, stocked, case)
+    latency_of = None
+    if case.slow_answers:
+        latency_of = heavy_tail(17, typical_s=TYPICAL_S, slow_s=SLOW_S, slow_share=case.slow_answers)
+    with staged(
+        folder,
+        stocked,
+        cache_bytes=cache_bytes,
+        eviction=case.eviction,
+        hedge_share=case.hedge_share,
+        latency_of=latency_of,
+    ) as stage:
+        marks, samples, plan = _read(stage, stocked, case, bytes_per_s)
     # What the cache could really hold: shards take whole blocks and have an index, and the cache has one of its own.
     used_bytes = plan["resident_bytes"] / plan["resident_shards"]
     share = (plan["quota_bytes"] - plan["overhead_bytes"]) / (stocked.shape.num_shards * used_bytes)
@@ -133,7 +152,9 @@ def measure(folder: Path, stocked: Stocked, case: Case) -> Outcome:
     )
 
 
-def _read(stage: Stage, stocked: Stocked, case: Case) -> tuple[list[tuple[float, float]], int, dict[str, Any]]:
+def _read(
+    stage: Stage, stocked: Stocked, case: Case, bytes_per_s: float
+) -> tuple[list[tuple[float, float]], int, dict[str, Any]]:
     """Read all epochs.
 
     Returns:
@@ -142,7 +163,7 @@ def _read(stage: Stage, stocked: Stocked, case: Case) -> tuple[list[tuple[float,
     import cacheloader as cl
 
     shape = stocked.shape
-    batch_size = max(1, shape.samples_per_shard // 2)
+    batch_size = shape.batch_size
     batch_s = case.epoch_s * batch_size / shape.num_samples
     samples = 0
     loaders = []
@@ -165,6 +186,8 @@ def _read(stage: Stage, stocked: Stocked, case: Case) -> tuple[list[tuple[float,
             if (left_s := due_s - time.monotonic()) > 0:
                 time.sleep(left_s)
         marks.append((time.monotonic(), _sent(stage, stocked)))
+        # The first epoch only fills the cache, which need not take long.
+        stage.link.bytes_per_s = bytes_per_s
     return marks, samples, stage.plan()
 
 
@@ -185,11 +208,11 @@ def _simulated(stocked: Stocked, case: Case, *, cached: float, bytes_per_s: floa
         cache_bytes=int(cached * stocked.dataset_bytes),
         samples_per_s=shape.num_samples / case.epoch_s,
         bandwidth_bytes_per_s=min(bytes_per_s, 2e8),
-        latency_s=0.003,
+        latency_s=TYPICAL_S if case.slow_answers else 0.003,
         check_s=0.005,
         eviction=case.eviction,
         num_jobs=case.num_jobs,
-        batch_size=max(1, shape.samples_per_shard // 2),
+        batch_size=shape.batch_size,
         shuffle_window=SHUFFLE_WINDOW,
         num_epochs=case.num_epochs,
     )

@@ -17,8 +17,8 @@ A real SeaweedFS behind a link that counts (and throttles), a real daemon, `cl.D
 workers, reshuffled every epoch. All figures are averages over all epochs but the first, as parts of the data set's
 bytes (*D*) or of the time without waiting. *Least* is what no policy can go below for one job: (1 - c) D, with c what
 the cache could hold by what shards really took in it. *Allowed* is 1.03 times least and window. The simulator had the
-same sizes and paces and ran the same planner; of the store's latency it knew nothing. Second requests for late
-ranges (`hedge_share`) are off: what they ask for again is no decision of the cache.
+same sizes and paces and ran the same planner; of slow answers it knew nothing. Second requests for late ranges
+(`hedge_share`) are off unless a row says otherwise: what they ask for again is no decision of the cache.
 """
 
 
@@ -33,12 +33,7 @@ def write(
     }
     lines = [
         INTRODUCTION,
-        "## Bytes from the store per epoch",
-        "",
-        "| case | c | least | window / cache | allowed | measured | × least | hit rate | simulated | sim. / measured |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(_bytes_row(outcome) for outcome in bytes_of),
-        "",
+        *(_bytes_section(bytes_of) if bytes_of else ()),
         *(_stall_section(stalls) if stalls else ()),
         f"Machine: {surroundings['cpu_model']}, {surroundings['cores']} cores; load before and after: "
         f"{surroundings['load_before']} and {surroundings['load_after']}; commit {surroundings['commit']}.",
@@ -51,12 +46,27 @@ def write(
     return paths
 
 
+def _bytes_section(bytes_of: Sequence[Outcome]) -> list[str]:
+    return [
+        "## Bytes from the store per epoch",
+        "",
+        "| case | c | least | window / cache | allowed | measured | × least | hit rate | simulated | sim. / measured |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(_bytes_row(outcome) for outcome in bytes_of),
+        "",
+    ]
+
+
 def _stall_section(stalls: Sequence[Outcome]) -> list[str]:
     return [
         "## Waiting where the link is the limit",
         "",
-        "b is the link's bandwidth as a part of what the job takes without waiting. The row of the job with all in the "
-        "cache says what reading and batching alone took on top of the job's pace on this machine.",
+        "b is the link's bandwidth as a part of what the job takes without waiting. Waiting is seconds of waiting for "
+        "each second of computing, in the bound, max(0, (1 - c) / b - 1), and in what was measured. A step computes by "
+        "sleeping. All rows ran at the same time, each with a daemon, a cache and a link of its own; nothing is "
+        "subtracted, and the job with all in the cache shows what the machine took from each of them. In the first "
+        "epoch, which does not count, the links were not throttled. Slow answers: one in fifty waits for 5 or 10 s "
+        "before its first byte, the others for 0.1 s; the simulator knows of the 0.1 s alone.",
         "",
         "| case | c | b | least waiting | measured | more time than the least possible | simulated | bytes / D |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

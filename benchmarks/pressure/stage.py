@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import tarfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ from cacheloader.demo.link import SlowLink
 from cacheloader.demo.seaweedfs import SeaweedServer, die_with_parent, storage_options
 from cacheloader.interpreter import command, search_path
 from cacheloader.transport.control import read_status
+from tests.support.fault_proxy import FaultProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BUCKET = "pressure"
@@ -39,16 +40,23 @@ class Shape:
         num_shards: Tar files.
         samples_per_shard: In each.
         sample_bytes: Payload of each sample; each also takes a header of 512 bytes.
+        batches_per_shard: Steps in which a shard is read.
     """
 
     num_shards: int
     samples_per_shard: int
     sample_bytes: int
+    batches_per_shard: int = 2
 
     @property
     def num_samples(self) -> int:
         """Of all shards."""
         return self.num_shards * self.samples_per_shard
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step."""
+        return max(1, self.samples_per_shard // self.batches_per_shard)
 
     @property
     def prefix(self) -> str:
@@ -61,12 +69,12 @@ class Stocked:
     """A data set in the store.
 
     Attributes:
-        server: The store.
+        port: Of the store.
         shape: What was packed.
         shard_bytes: Length of each shard.
     """
 
-    server: SeaweedServer
+    port: int
     shape: Shape
     shard_bytes: int
 
@@ -95,7 +103,7 @@ def stock(server: SeaweedServer, shape: Shape) -> Stocked:
         counts.append({"url": name, "nsamples": shape.samples_per_shard})
     sidecar = json.dumps({"wids_version": 1, "shardlist": counts}).encode()
     client.put_object(Bucket=BUCKET, Key=f"{shape.prefix}/shards.json", Body=sidecar)
-    return Stocked(server=server, shape=shape, shard_bytes=len(block.getvalue()))
+    return Stocked(port=server.port, shape=shape, shard_bytes=len(block.getvalue()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +136,39 @@ class Stage:
 
 @contextmanager
 def staged(
-    folder: Path, stocked: Stocked, *, cache_bytes: int, eviction: str, bytes_per_s: float = UNTHROTTLED
+    folder: Path,
+    stocked: Stocked,
+    *,
+    cache_bytes: int,
+    eviction: str,
+    hedge_share: float = 0.0,
+    latency_of: Callable[[], float] | None = None,
 ) -> Iterator[Stage]:
-    """A daemon of its own below ``folder`` for as long as the block runs."""
+    """A daemon of its own below ``folder`` for as long as the block runs.
+
+    Args:
+        folder: Made.
+        stocked: The store.
+        cache_bytes: The quota.
+        eviction: ``"plan"`` or ``"lru"``.
+        hedge_share: Part of all requests that may be asked a second time.
+        latency_of: Draws the wait before each answer of the store, ``None`` for none.
+    """
     folder.mkdir(parents=True)
     socket = folder / "d.sock"
     config = folder / "daemon.toml"
-    # Without second requests: what they ask for again, up to a twentieth, is no decision of the cache.
     config.write_text(
         f'cache_dir = "{folder / "cache"}"\ncache_size = {cache_bytes}\nsocket = "{socket}"\neviction = "{eviction}"\n'
-        "hedge_share = 0.0\n"
+        f"hedge_share = {hedge_share}\n"
     )
-    with SlowLink(port=stocked.server.port, bytes_per_s=bytes_per_s, delay_s=0.0) as link:
+    with ExitStack() as ends:
+        port = stocked.port
+        if latency_of is not None:
+            proxy = FaultProxy(port).start()
+            ends.callback(proxy.stop)
+            proxy.latency_of = latency_of  # type: ignore[attr-defined]
+            port = proxy.port
+        link = ends.enter_context(SlowLink(port=port, bytes_per_s=UNTHROTTLED, delay_s=0.0))
         news, ready = os.pipe()
         with (folder / "daemon.log").open("ab") as log:
             process = subprocess.Popen(

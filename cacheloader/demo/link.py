@@ -34,6 +34,15 @@ class SlowLink:
         return self._port
 
     @property
+    def bytes_per_s(self) -> float:
+        """What all connections together get from the server; may be changed while the link is in use."""
+        return self._bytes_per_s
+
+    @bytes_per_s.setter
+    def bytes_per_s(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that went from the server to clients so far, headers included."""
         return self._sent_bytes

@@ -120,6 +120,11 @@ class AccessTable:
         access = self.next_access(shard, clock)
         return self._first_view[access] if access < self.num_accesses else NEVER
 
+    def num_coming(self, shard: int, clock: int) -> int:
+        """How many accesses of ``shard`` are not over at ``clock``."""
+        stop = self._span_view[shard + 1]
+        return stop - bisect_right(self._until_view, clock, self._span_view[shard], stop)
+
     def next_firsts(self, shards: NDArray[np.int64], clock: int) -> NDArray[np.int64]:
         """``next_first`` of many shards.
 

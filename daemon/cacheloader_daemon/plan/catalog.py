@@ -38,6 +38,8 @@ class Catalog:
         """Shards that stay from epoch to epoch, see ``retention``."""
         self.to_fill: deque[int] = deque()
         """Of them, those that were missing when they were chosen, soonest use first."""
+        self.spent: deque[int] = deque()
+        """Those that stay, as they were read; oldest first. Some may have left or been read again since."""
         self.num_passed = 0
         """Accesses that readers have left behind."""
         self.num_filled = 0

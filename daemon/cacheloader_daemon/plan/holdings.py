@@ -86,6 +86,9 @@ class Holdings:
         self.ahead: dict[bytes, int] = {}
         """Shards fetched ahead and not used yet, with the bytes that they count."""
         self.ahead_bytes = 0
+        self.traded: dict[bytes, int] = {}
+        """Shards that have got the place of another and are not used yet, with their reservations."""
+        self.traded_bytes = 0
         self._horizon = horizon
         self._rests = rests
         self._uses = 0
@@ -277,9 +280,15 @@ class Holdings:
         self._use(shard)
         self.victims.add(shard.key, now_s)
 
+    def trade(self, key: bytes, reserve_bytes: int) -> None:
+        """A shard that is to be fetched has got the place of another."""
+        self.traded[key] = reserve_bytes
+        self.traded_bytes += reserve_bytes
+
     def not_ahead(self, key: bytes) -> None:
         """The shard is used, or nobody will use it: it no longer counts as fetched ahead."""
         self.ahead_bytes -= self.ahead.pop(key, 0)
+        self.traded_bytes -= self.traded.pop(key, 0)
 
     def _landed(self, shard: Shard) -> None:
         self.num_fetching -= 1

@@ -48,6 +48,7 @@ def _check_bytes(holdings: Holdings) -> None:
     for owner in {*held, *holdings.shares.by_owner()}:
         assert held[owner] == holdings.shares.held_bytes(owner), f"the bytes of owner {owner!r} do not add up"
     assert holdings.ahead_bytes == sum(holdings.ahead.values()), "the bytes fetched ahead do not add up"
+    assert holdings.traded_bytes == sum(holdings.traded.values()), "the bytes of traded places do not add up"
     for key in holdings.ahead:
         assert holdings.state(key) in {ShardState.FETCHING, ShardState.RESIDENT}, "an absent shard is ahead"
 

@@ -90,7 +90,7 @@ class Keeping:
             if size_bytes and not (is_shared and self.planned_bytes > capacity_bytes):
                 kept = retention.chosen(
                     used,
-                    rank=catalog.rank,
+                    rank=_steady(catalog),
                     reserve_bytes=catalog.reserve_bytes,
                     budget_bytes=int(min(1.0, budget_bytes / self.planned_bytes) * size_bytes),
                 )
@@ -115,3 +115,10 @@ class Keeping:
             soonest = np.minimum(soonest, np.where(firsts == NEVER, NEVER, firsts - clock))
         order = np.argsort(soonest, kind="stable")
         return deque(places[order[soonest[order] != NEVER]].tolist())
+
+
+def _steady(catalog: Catalog) -> NDArray[np.int64]:
+    """Places in the order in which they are chosen: those that stay already, what is there, then by hash."""
+    rank = catalog.rank
+    standing = np.where(catalog.kept, 0, np.where(catalog.present != 0, 1, 2))
+    return rank[np.argsort(standing[rank], kind="stable")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from math import ceil
 from typing import TYPE_CHECKING, assert_never
 
 from cacheloader_daemon.plan.admission import Admission
@@ -21,24 +19,22 @@ from cacheloader_daemon.plan.events import (
     SessionOpened,
 )
 from cacheloader_daemon.plan.holdings import Holdings, Wait
-from cacheloader_daemon.plan.horizon import INFINITE, Horizon
+from cacheloader_daemon.plan.horizon import Horizon
 from cacheloader_daemon.plan.invariants import check
 from cacheloader_daemon.plan.keeping import Keeping
 from cacheloader_daemon.plan.ledger import Ledger
-from cacheloader_daemon.plan.options import PlannerStatistics, WorkingSet
+from cacheloader_daemon.plan.options import WorkingSet
 from cacheloader_daemon.plan.readers import Session
 from cacheloader_daemon.plan.rests import Rests
 from cacheloader_daemon.plan.shares import Shares
 from cacheloader_daemon.plan.states import ShardState
+from cacheloader_daemon.plan.tally import Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cacheloader_daemon.plan.options import PlannerOptions
+    from cacheloader_daemon.plan.options import PlannerOptions, PlannerStatistics
 
-
-USED_STEPS = 64
-"""How finely it is told apart what part of its reservation a shard really takes: it is an average, and wavers."""
 
 CAPACITY_STEPS = 1024
 """How finely the capacity is told apart when it is decided which shards stay."""
@@ -75,9 +71,7 @@ class Planner:
         self._sessions: dict[int, Session] = {}
         self._admission = Admission(options, self._holdings, self._horizon, self._keeping, self._sessions)
         self._now_s = 0.0
-        self._hits = self._misses = self._coalesced = self._promoted = 0
-        self._lost = self._fetched_bytes = self._failed = self._refusals = 0
-        self._fetched_reservations_bytes = 0
+        self._tally = Tally()
         for key, used_bytes in resident:
             self._holdings.found(key, used_bytes)
 
@@ -182,40 +176,12 @@ class Planner:
 
     def statistics(self) -> PlannerStatistics:
         """Numbers for people and for metrics."""
-        ledger, holdings, admission = self._ledger, self._holdings, self._admission
-        states = Counter(shard.state for shard in holdings.shards.values())
-        return PlannerStatistics(
-            quota_bytes=ledger.quota_bytes,
-            overhead_bytes=ledger.overhead_bytes,
-            resident_bytes=ledger.resident_bytes,
-            reserved_bytes=ledger.reserved_bytes,
-            evicting_bytes=ledger.evicting_bytes,
-            unlinked_bytes=ledger.unlinked_bytes,
-            ahead_bytes=holdings.ahead_bytes,
-            lookahead_bytes=admission.lookahead_bytes,
-            lookahead_s=0.0 if admission.ahead_s == INFINITE else admission.ahead_s,
+        return self._tally.statistics(
+            self._holdings,
+            self._admission,
+            self._sessions,
             kept_bytes=self._keeping.kept_bytes,
             least_bytes=max(0, self._keeping.planned_bytes - self._capacity_bytes),
-            resident_shards=states[ShardState.RESIDENT],
-            leased_shards=states[ShardState.RESIDENT] - len(holdings.victims),
-            fetching_shards=holdings.num_fetching,
-            sessions=len(self._sessions),
-            waiting_requests=sum(len(session.waits) for session in self._sessions.values()),
-            blocked_requests=sum(len(shard.waits) for shard in holdings.queue.values()),
-            hits=self._hits,
-            misses=self._misses,
-            coalesced=self._coalesced,
-            demand_fetches=admission.num_demand_fetches,
-            prefetches=admission.num_prefetches,
-            promoted=self._promoted,
-            evictions=admission.num_evictions,
-            unused_prefetch_bytes=admission.unused_prefetch_bytes,
-            lost_blobs=self._lost,
-            fetched_bytes=self._fetched_bytes,
-            failed_fetches=self._failed,
-            memory_serves=admission.num_memory_serves,
-            refusals=self._refusals,
-            owner_bytes=self._shares.by_owner(),
         )
 
     @property
@@ -293,6 +259,8 @@ class Planner:
             key = session.catalog.keys[place]
             self._holdings.not_ahead(key)
             self._holdings.victims.passed(key, reader, now_s)
+            if session.catalog.kept[place]:
+                session.catalog.spent.append(place)
 
     def _demanded(self, event: Demanded, now_s: float, effects: list[Effect]) -> None:
         session = self._session(event.session)
@@ -306,31 +274,31 @@ class Planner:
         match self._holdings.state(key):
             case ShardState.RESIDENT:
                 assert shard is not None
-                self._hits += 1
+                self._tally.hits += 1
                 self._holdings.lease(shard, session, now_s)
                 effects.append(Grant(session=event.session, request=event.request, key=key, hit=True))
                 return
             case ShardState.UNLINKED:
                 # Its path is free, but two blobs of one key would have to be told apart for a case this rare.
-                self._misses += 1
+                self._tally.misses += 1
                 self._admission.answer_from_memory(session, event.request, key, now_s, effects)
                 return
             case ShardState.ABSENT:
-                self._misses += 1
+                self._tally.misses += 1
                 self._holdings.want(key, reserve_bytes, wait, now_s)
             case ShardState.FETCHING:
                 assert shard is not None
-                self._coalesced += 1
+                self._tally.coalesced += 1
                 if not shard.demand:
-                    self._promoted += 1
+                    self._tally.promoted += 1
                     effects.append(Promote(key=key))
                 self._holdings.join(shard, reserve_bytes, wait, now_s)
             case ShardState.WANTED | ShardState.EVICTING:
                 assert shard is not None
                 if shard.waits:
-                    self._coalesced += 1
+                    self._tally.coalesced += 1
                 else:
-                    self._misses += 1
+                    self._tally.misses += 1
                 self._holdings.join(shard, reserve_bytes, wait, now_s)
             case state:
                 assert_never(state)
@@ -352,9 +320,7 @@ class Planner:
             raise self._holdings.illegal(
                 f"a blob takes {event.used_bytes} bytes and {shard.reserve_bytes} were reserved", event.key
             )
-        self._fetched_bytes += event.used_bytes
-        self._fetched_reservations_bytes += shard.reserve_bytes
-        used_part = ceil(USED_STEPS * self._fetched_bytes / self._fetched_reservations_bytes) / USED_STEPS
+        used_part = self._tally.fetched(used_bytes=event.used_bytes, reserve_bytes=shard.reserve_bytes)
         self._admission.fetch_times.add(now_s - shard.began_s)
         self._rests.succeeded(event.key)
         for wait in self._holdings.commit(shard, event.used_bytes, now_s):
@@ -369,7 +335,7 @@ class Planner:
         shard = self._holdings.shards.get(event.key)
         if shard is None or shard.state is not ShardState.FETCHING:
             raise self._holdings.illegal("a fetch failed that was not ordered", event.key)
-        self._failed += 1
+        self._tally.failed += 1
         if event.disk:
             # The next prefetch would meet the same disk; demands go on trying, since each has a way around it.
             self._admission.prefetch_rests_until_s = now_s + self._options.retry_s
@@ -378,7 +344,7 @@ class Planner:
                 self._admission.answer_from_memory(wait.session, wait.request, event.key, now_s, effects)
                 continue
             wait.session.answered(wait.request, now_s)
-            self._refusals += 1
+            self._tally.refusals += 1
             effects.append(Refuse(session=wait.session.number, request=wait.request, key=event.key))
 
     def _dropped(self, event: Dropped, now_s: float) -> None:
@@ -386,7 +352,7 @@ class Planner:
         if shard is None or shard.state not in {ShardState.EVICTING, ShardState.RESIDENT}:
             raise self._holdings.illegal("a blob was dropped that is not there", event.key)
         if shard.state is ShardState.RESIDENT:
-            self._lost += 1
+            self._tally.lost += 1
         self._holdings.drop(shard, now_s)
 
     def _plans_changed(self, now_s: float) -> None:
@@ -395,6 +361,6 @@ class Planner:
             now_s,
         )
         # What was fetched ahead for a plan that nobody follows any more does not use up the window.
-        for key in list(self._holdings.ahead):
+        for key in (*self._holdings.ahead, *self._holdings.traded):
             if self._horizon.next_use(key, now_s).reader is None:
                 self._holdings.not_ahead(key)

@@ -23,8 +23,8 @@ class PlannerOptions:
         max_fetches: Shards in flight at once before no further prefetch starts. Demands count by themselves, so that a
             waiting reader never queues behind prefetches: at worst twice as many are in flight.
         lookahead_bytes: Bound of the bytes that are fetched ahead and not used yet. ``None``: what keeps
-            ``max_fetches`` busy through slow answers, up to a twentieth of the quota; at least one window of every plan
-            and some shards. Within it, what is needed before the slowest of a thousand fetches would have ended.
+            ``max_fetches`` busy through slow answers, up to a small part of the quota; at least one window of every
+            plan and some shards. Within it, what is needed before the slowest of a thousand fetches would have ended.
         patience_s: How long a request waits for space that others hold before it is served from memory.
         retry_s: Rest of a shard whose prefetch failed; doubles with each failure in a row.
         eviction: ``"plan"``, or ``"lru"`` to ignore all plans: nothing is fetched ahead, and the blob used longest ago

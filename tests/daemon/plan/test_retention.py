@@ -78,15 +78,23 @@ def test_what_stays_is_used_fits_and_only_grows_with_the_budget(
     assert not (kept & ~larger).any()
 
 
-def scan(node: Node, session: int, order: list[int], *, epoch: int, step: int = 10) -> None:
-    """Read one epoch shard by shard, everything ordered arriving at once."""
+def scan(node: Node, session: int, order: list[int], *, epoch: int, step: int = 10) -> set[int]:
+    """Read one epoch shard by shard, everything ordered arriving at once.
+
+    Returns:
+        What was evicted before this epoch had come to it.
+    """
+    too_early: set[int] = set()
     for place, shard in enumerate(order):
+        evicted = len(node.evictions)
         node.now_s += 1.0
         node.demand(session, shard)
         node.settle()
         node.release(session, shard)
         node.advance(session, step * (epoch * len(order) + place + 1))
         node.settle()
+        too_early |= set(node.evictions[evicted:]) & set(order[place + 1 :])
+    return too_early
 
 
 def two_epochs(*orders: list[int], epoch: int) -> list[tuple[int, int, int]]:
@@ -106,9 +114,11 @@ def test_one_reading_after_the_other_leaves_alone_what_is_to_stay() -> None:
         node.follow(1, two_epochs(orders[epoch], orders[epoch + 1], epoch=epoch), clock=10 * 40 * epoch)
         kept = {shard for shard in range(40) if node.planner._horizon.is_kept(key(shard))}
         assert len(kept) >= 40 * 0.5 - 2 - 1 - 1
-        evicted, fetched = len(node.evictions), len(node.fetches)
-        scan(node, 1, orders[epoch], epoch=epoch)
-        assert not kept & set(node.evictions[evicted:])
+        fetched = len(node.fetches)
+        # Places are traded, but only those of shards that this epoch has read.
+        assert not kept & scan(node, 1, orders[epoch], epoch=epoch)
+        now_kept = {shard for shard in range(40) if node.planner._horizon.is_kept(key(shard))}
+        assert len(now_kept) == len(kept)
         if epoch:
             assert len(node.fetches) - fetched <= 20 + 2 + 1
 
@@ -203,11 +213,11 @@ def test_what_stays_stays_while_workers_of_one_epoch_leave_and_those_of_the_next
     for epoch in range(4):
         node.open(epoch, refs)
         node.follow(epoch, two_epochs(orders[epoch], orders[epoch + 1], epoch=epoch), clock=10 * 40 * epoch)
-        evicted, fetched = len(node.evictions), len(node.fetches)
+        fetched = len(node.fetches)
         kept = {shard for shard in range(40) if node.planner._horizon.is_kept(key(shard))}
-        scan(node, epoch, orders[epoch], epoch=epoch)
-        assert not kept & set(node.evictions[evicted:])
+        assert not kept & scan(node, epoch, orders[epoch], epoch=epoch)
         if epoch:
-            assert len(node.fetches) - fetched <= 20 + 2 + 1
+            # What was fetched ahead at the edge of an epoch may stay there as well, instead of another.
+            assert len(node.fetches) - fetched <= 20 + 2 + 2
         node.close(epoch)
         node.settle()

@@ -57,8 +57,21 @@ def test_waiting_is_within_a_twentieth_of_the_least_possible(cached: float, band
     assert found.stall <= found.least_stall + 0.05 * (1 + found.least_stall)
 
 
-def test_second_requests_take_most_of_the_waiting_out_of_a_heavy_tail() -> None:
+def test_a_heavy_tail_hides_behind_places_that_were_traded() -> None:
     slow = replace(NODE, latency_s=0.2, latency_sigma=1.0, lookahead_bytes=10 * MIB)
+    assert forecast(slow).stall < 0.005
+
+
+def test_a_link_that_is_too_narrow_waits_for_hardly_more_than_its_bytes() -> None:
+    found = forecast(replace(NODE, num_shards=800, cache_bytes=400 * MIB, bandwidth_bytes_per_s=4.0 * MIB))
+    needed = found.origin_bytes_per_epoch / (4.0 * MIB)
+    assert found.epoch_s < 1.02 * needed
+    assert found.stall < 1.2 * found.least_stall
+
+
+def test_second_requests_take_most_of_the_waiting_out_of_a_heavy_tail() -> None:
+    # Longer than what is fetched ahead can hide.
+    slow = replace(NODE, latency_s=0.6, latency_sigma=1.0)
     plain, hedged = forecast(slow), forecast(replace(slow, hedge=True))
     assert plain.stall > 0.02
     assert hedged.stall < 0.6 * plain.stall
