@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -41,20 +42,20 @@ class Segments:
         """Rows of start, end, category and label of one device."""
         size = len(rows)
         return cls(
-            attempt=np.full(size, attempt, dtype=np.int64),
-            device=np.full(size, device, dtype=np.int64),
-            start_ns=rows[:, 0],
-            end_ns=rows[:, 1],
-            category=rows[:, 2],
-            label=rows[:, 3],
+            attempt=np.full(size, attempt, dtype=np.int32),
+            device=np.full(size, device, dtype=np.int32),
+            start_ns=rows[:, 0].copy(),  # the whole rows would stay in memory
+            end_ns=rows[:, 1].copy(),
+            category=rows[:, 2].astype(np.int8),
+            label=rows[:, 3].astype(np.int32),
         )
 
     @classmethod
     def joined(cls, parts: list[Segments]) -> Self:
-        """All of them."""
-        names = cls.__slots__
-        empty = np.zeros(0, dtype=np.int64)
-        return cls(**{name: np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names})
+        """All of them; ``parts`` is empty afterwards, since there may be millions."""
+        columns = {name: [getattr(part, name) for part in (_NO_SEGMENTS, *parts)] for name in cls.__slots__}
+        parts.clear()
+        return cls(**{name: np.concatenate(columns.pop(name)) for name in cls.__slots__})
 
     def where(self, chosen: np.ndarray) -> Segments:
         """Those that are chosen."""
@@ -83,7 +84,32 @@ class Segments:
 
     def totals(self) -> dict[Category, int]:
         """Device-nanoseconds by category."""
-        return {category: self.total(self.category == category) for category in Category}
+        found = dict.fromkeys(Category, 0)
+        for totals in self.totals_by_device().values():
+            for category, amount in totals.items():
+                found[category] += amount
+        return found
+
+    def totals_by_device(self) -> dict[int, dict[Category, int]]:
+        """Device-nanoseconds by category, of each device."""
+        spans = self.end_ns - self.start_ns
+        found: dict[int, dict[Category, int]] = {}
+        edges = np.flatnonzero(np.diff(self.device, prepend=-1)).tolist()  # devices come in long stretches
+        for begin, end in pairwise([*edges, len(spans)]):
+            own = found.setdefault(int(self.device[begin]), dict.fromkeys(Category, 0))
+            # A sum of floats would not be exact; one device's nanoseconds fit 64 bits for 292 years.
+            sums = np.zeros(len(Category), dtype=np.int64)
+            if end - begin < 64:
+                np.add.at(sums, self.category[begin:end], spans[begin:end])
+            else:
+                for category in Category:
+                    sums[category] = spans[begin:end][self.category[begin:end] == category].sum()
+            for category in Category:
+                own[category] += int(sums[category])
+        return found
+
+
+_NO_SEGMENTS = Segments.of(0, 0, np.zeros((0, 4), dtype=np.int64))
 
 
 @dataclass(slots=True, kw_only=True)

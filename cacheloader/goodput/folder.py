@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from cacheloader.goodput.events import Event
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
 """So much of a file is decoded at a time."""
 
 

@@ -76,12 +76,14 @@ def lineage(attempts: Sequence[Sequence[Track]], painted: Sequence[Sequence[Pain
                         committed = max(committed, event.step)
     fates = [
         [
-            np.where(alive, np.where(paint.step_numbers <= committed, Fate.KEPT, Fate.PROVISIONAL), Fate.LOST)
+            np.where(alive, np.where(paint.step_numbers <= committed, Fate.KEPT, Fate.PROVISIONAL), Fate.LOST).astype(
+                np.int8
+            )
             for alive, paint in zip(survivals[k], painted[k], strict=True)
         ]
         for k in range(len(attempts))
     ]
-    undone = [[np.where(inside, -1, undoers[k]) for inside in inner[k]] for k in range(len(attempts))]
+    undone = [[np.where(inside, -1, undoers[k]).astype(np.int32) for inside in inner[k]] for k in range(len(attempts))]
     return Lineage(committed=committed, fates=fates, undone_by=undone)
 
 

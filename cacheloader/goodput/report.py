@@ -178,9 +178,9 @@ def _by_label(account: Account) -> dict[tuple[Category, str], int]:
     segments = account.segments
     found: dict[tuple[Category, str], int] = {}
     for category in Category:
-        mine = segments.where(segments.category == category)
-        for label in np.unique(mine.label).tolist():
-            found[category, account.labels[label]] = mine.total(mine.label == label)
+        is_mine = segments.category == category
+        for label in np.unique(segments.label[is_mine]).tolist():
+            found[category, account.labels[label]] = segments.total(is_mine & (segments.label == label))
     return found
 
 
@@ -215,8 +215,9 @@ def _last_hour(account: Account) -> float | None:
 
 def _ranks(account: Account) -> list[dict[str, Any]]:
     found = []
+    by_device = account.segments.totals_by_device()
     for device in range(max((width for _, _, width in account.widths), default=0)):
-        totals = account.segments.of_device(device).totals()
+        totals = by_device.get(device, dict.fromkeys(Category, 0))
         arrivals = account.arrivals
         found.append(
             {

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NOTABLE_SHARE = 0.05
 """A last arriver counts in the ranking if the others waited this part of the step for it: somebody is always last."""
 
+ROWS_AT_A_TIME = 2**17
+
 
 @dataclass(slots=True, kw_only=True)
 class LastArrivals:
@@ -92,25 +94,67 @@ def waits(ranks: Sequence[int], painted: Sequence[Painted], arrivals: LastArriva
     places = Places.of([paint.step_numbers for paint in painted])
     if not len(places.order):
         return result, places
-    shifts = np.cumsum([0, *(len(paint.stays) for paint in painted)])
-    # Only steps of which two or more ranks wrote down their collectives tell anything.
-    stays_of = np.concatenate([paint.table[:, COLLECTIVES] for paint in painted])[places.order]
-    step_of = np.repeat(np.arange(len(places.starts)), places.counts)
-    has_stays = stays_of >= 0
-    told = np.bincount(step_of[has_stays], minlength=len(places.starts))
-    chosen = has_stays & (told[step_of] >= 2)
-    if not chosen.any():
-        return result, places
-    rows, stays_of, counts = places.order[chosen], stays_of[chosen], told[told >= 2]
-    starts = np.cumsum(counts) - counts
-    track = np.searchsorted(places.edges, rows, side="right")
-    stays = np.concatenate([paint.stays for paint in painted])
-    wait_ns = 1000 * _stayed_longer(stays, (stays_of >> 16) + shifts[track], stays_of & 0xFFFF, starts, counts)
+    told = _Told.of(ranks, painted)
     flat = np.concatenate(result)
-    inferred = np.concatenate([paint.table[:, 6] for paint in painted])[rows] < 0
-    flat[rows[inferred]] = wait_ns[inferred]
-    _count(ranks, painted, arrivals, _Seen(track, rows, wait_ns, starts, counts))
+    last = len(places.starts)
+    step = max(1, last * ROWS_AT_A_TIME // len(places.order))  # the arrays in between shall be small
+    for first in range(0, last, step):
+        _infer(told, places, slice(first, min(first + step, last)), flat, arrivals)
     return np.split(flat, places.edges), places
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the ranks of one attempt wrote down, one behind the other: a row is an index into all of them."""
+
+    ranks: Sequence[int]
+    painted: Sequence[Painted]
+    begins: np.ndarray
+    stays_begin: np.ndarray
+    stays: np.ndarray
+    collectives: np.ndarray
+    dur_ns: np.ndarray
+    exposed_ns: np.ndarray
+    is_inferred: np.ndarray
+
+    @classmethod
+    def of(cls, ranks: Sequence[int], painted: Sequence[Painted]) -> Self:
+        def column(index: int) -> np.ndarray:
+            return np.concatenate([paint.table[:, index] for paint in painted])
+
+        return cls(
+            ranks=ranks,
+            painted=painted,
+            begins=np.cumsum([0, *(len(paint.table) for paint in painted)]),
+            stays_begin=np.cumsum([0, *(len(paint.stays) for paint in painted)]),
+            stays=np.concatenate([paint.stays for paint in painted]),
+            collectives=column(COLLECTIVES),
+            dur_ns=column(3),
+            exposed_ns=column(4),
+            is_inferred=column(6) < 0,
+        )
+
+
+def _infer(told: _Told, places: Places, steps: slice, flat: np.ndarray, arrivals: LastArrivals) -> None:
+    """Put the waits of some steps of ``places`` into ``flat``."""
+    counts = places.counts[steps]
+    begin = int(places.starts[steps][0])
+    rows = places.order[begin : begin + int(counts.sum())]
+    collectives = told.collectives[rows]
+    step_of = np.repeat(np.arange(len(counts)), counts)
+    # Only steps of which two or more ranks wrote down their collectives tell anything.
+    writers = np.bincount(step_of[collectives >= 0], minlength=len(counts))
+    chosen = (collectives >= 0) & (writers[step_of] >= 2)
+    if not chosen.any():
+        return
+    rows, collectives, counts = rows[chosen], collectives[chosen], writers[writers >= 2]
+    starts = np.cumsum(counts) - counts
+    track = np.searchsorted(told.begins, rows, side="right") - 1
+    offsets = (collectives >> 16) + told.stays_begin[track]
+    wait_ns = 1000 * _stayed_longer(told.stays, offsets, collectives & 0xFFFF, starts, counts)
+    inferred = told.is_inferred[rows]
+    flat[rows[inferred]] = wait_ns[inferred]
+    _count(told, arrivals, _Seen(track, rows, wait_ns, starts, counts))
 
 
 def _times_before(numbers: np.ndarray) -> np.ndarray:
@@ -149,28 +193,26 @@ class _Seen:
     counts: np.ndarray
 
 
-def _count(ranks: Sequence[int], painted: Sequence[Painted], arrivals: LastArrivals, seen: _Seen) -> None:
+def _count(told: _Told, arrivals: LastArrivals, seen: _Seen) -> None:
     starts, counts = seen.starts, seen.counts
     arrivals.num_steps += len(starts)
     least_ns = np.minimum.reduceat(seen.wait_ns, starts)
     more_ns = seen.wait_ns - np.repeat(least_ns, counts)
     index = np.arange(len(more_ns))
     last = np.minimum.reduceat(np.where(more_ns == 0, index, len(index)), starts)  # of several, the lowest rank
-    dur_ns, exposed_ns, source = (
-        np.concatenate([paint.table[:, column] for paint in painted])[seen.row] for column in (3, 4, SOURCE)
-    )
-    is_notable = np.maximum.reduceat(more_ns, starts) >= NOTABLE_SHARE * dur_ns[last]
+    exposed_ns = told.exposed_ns[seen.row]
+    is_notable = np.maximum.reduceat(more_ns, starts) >= NOTABLE_SHARE * told.dur_ns[seen.row[last]]
     caused_ns = np.add.reduceat(more_ns, starts)
     excess_ns = np.maximum(np.repeat(exposed_ns[last], counts) - exposed_ns, 0)
     explained_ns = np.add.reduceat(np.minimum(excess_ns, more_ns), starts)
     arrivals.num_notable += int(is_notable.sum())
     for t in np.unique(seen.track[last[is_notable]]).tolist():
         own = is_notable & (seen.track[last] == t)
-        rank = ranks[t]
+        rank, paint = told.ranks[t], told.painted[t]
         arrivals.last[rank] += int(own.sum())
         arrivals.caused_ns[rank] += int(caused_ns[own].sum())
         arrivals.fetch_ns[rank] += int(explained_ns[own].sum())
-        named, times = np.unique(source[last[own]], return_counts=True)
+        named, times = np.unique(paint.table[seen.row[last[own]] - told.begins[t], SOURCE], return_counts=True)
         for name, count in zip(named.tolist(), times.tolist(), strict=True):
             if name >= 0:
-                arrivals.sources.setdefault(rank, Counter())[painted[t].sources[name]] += count
+                arrivals.sources.setdefault(rank, Counter())[paint.sources[name]] += count
