@@ -66,7 +66,8 @@ class Recorder:
         self._is_torn = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            written = sorted(folder.glob(f"{self._stem}*.jsonl"))
+            # In the order in which they were written: the first segment has no number.
+            written = sorted(folder.glob(f"{self._stem}*.jsonl"), key=lambda path: path.name.removesuffix(".jsonl"))
             self._segment = max(0, len(written) - 1)
             for path in written:
                 content = path.read_bytes()

@@ -142,6 +142,20 @@ def test_a_full_file_is_sealed_and_the_next_goes_on_with_the_numbers(tmp_path: P
     assert {event.n_devices for event in found} == set(range(41))
 
 
+def test_a_torn_line_at_the_end_of_the_second_file_costs_no_other_line(tmp_path: Path) -> None:
+    writer = Recorder(tmp_path, attempt="a", rank=0, world_size=1, segment_bytes=600)
+    for step in range(1, 7):
+        writer.write("step", f',"step":{step},"dur_s":0.1')
+    writer.close()
+    with writer.path.open("ab") as file:
+        file.write(b'{"ev":"step","to')
+    again = Recorder(tmp_path, attempt="a", rank=0, world_size=1, segment_bytes=600)
+    assert again.path == writer.path != tmp_path / f"{recorder.stem('a', 0)}.jsonl"
+    again.write("step", ',"step":7,"dur_s":0.1')
+    again.close()
+    assert sorted(event.step for event in EventFolder(tmp_path).read()) == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_an_unknown_event_is_skipped_and_an_unknown_version_is_refused(tmp_path: Path) -> None:
     writer = Recorder(tmp_path, attempt="a", rank=0, world_size=1)
     writer.emit("weather", sky="blue")
