@@ -122,6 +122,7 @@ class StepStatistics:
         samples_issued: Likewise.
         samples_kept: Likewise.
         rows: Of each rank and attempt, which steps were kept, and its steps.
+        idle_ns: Likewise, how long each step waited for slower ranks or hung.
     """
 
     tokens_issued: int = 0
@@ -129,8 +130,9 @@ class StepStatistics:
     samples_issued: int = 0
     samples_kept: int = 0
     rows: list[tuple[np.ndarray, Painted]] = field(default_factory=list)
+    idle_ns: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, paint: Painted, fates: np.ndarray) -> None:
+    def add(self, paint: Painted, fates: np.ndarray, idle_ns: np.ndarray) -> None:
         """Count one rank in one attempt."""
         is_kept = fates == Fate.KEPT
         tokens, samples = paint.table[:, 7], paint.table[:, 8]
@@ -139,6 +141,7 @@ class StepStatistics:
         self.samples_issued += int(samples.sum())
         self.samples_kept += int(samples[is_kept].sum())
         self.rows.append((is_kept, paint))
+        self.idle_ns.append(idle_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

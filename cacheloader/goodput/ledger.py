@@ -205,7 +205,7 @@ class _Fold:
         for t, paint in enumerate(self._painted[k]):
             pieces = paint.pieces(wait_ns[t], hang_ns[t], warm_ns[t])
             self._device(k, t, pieces, begin, end)
-            stats.add(paint, self._lineage.fates[k][t])
+            stats.add(paint, self._lineage.fates[k][t], wait_ns[t] + hang_ns[t])
         for device in range(len(self._tracks[k]), world):
             self._put(k, device, [(begin, end, Category.OTHER, "nothing recorded")])
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from cacheloader.goodput.advisor import Advice, advise
 from cacheloader.goodput.categories import Category
+from cacheloader.goodput.interference import interference
 
 if TYPE_CHECKING:
     from cacheloader.goodput.account import Account
@@ -66,6 +67,7 @@ def report(account: Account, *, name: str, damaged: list[str], is_live: bool) ->
         "ranks": _ranks(account),
         "stragglers": _stragglers(account),
         "collectives": _collectives(account),
+        "interference": _interference(account),
         "fetch": _fetch(account),
         "advice": None if advice is None else _finite(asdict(advice)),
         "damaged_lines": damaged,
@@ -257,6 +259,19 @@ def _collectives(account: Account) -> list[dict[str, Any]]:
         }
         for op, tail in sorted(account.collectives.items())
     ]
+
+
+def _interference(account: Account) -> dict[str, Any]:
+    """Steps beside an upload against the others; ``None`` where there were too few."""
+    found = interference(account)
+    return {
+        "upload_steps": found.during_steps,
+        "clear_steps": found.clear_steps,
+        "upload_step_s": found.during_ns / 1e9 if found.is_known else None,
+        "clear_step_s": found.clear_ns / 1e9 if found.is_known else None,
+        "cost_device_s": found.cost_ns / 1e9 if found.is_known else None,
+        "jitter_device_s": found.jitter_ns / 1e9,
+    }
 
 
 def _fetch(account: Account) -> list[dict[str, Any]]:

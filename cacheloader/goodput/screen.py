@@ -67,6 +67,13 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     if found["stragglers"]["sentences"]:
         yield ""
         yield from found["stragglers"]["sentences"]
+    beside = found["interference"]
+    if beside["cost_device_s"] is not None:
+        yield (
+            f"uploads: a step beside one takes {duration(beside['upload_step_s'])}, another "
+            f"{duration(beside['clear_step_s'])}; in {beside['upload_steps']} steps that makes "
+            f"{beside['cost_device_s']:.1f} device-seconds"
+        )
     if found["collectives"]:
         yield ""
         yield f"{'inside a collective':<20} {'calls':>9} {'p50':>10} {'p99':>10} {'longest':>10}"

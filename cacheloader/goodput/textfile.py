@@ -46,11 +46,22 @@ def text(found: dict[str, Any]) -> str:
     committed = [save["end_ns"] for save in found["saves"] if save["is_committed"]]
     family("training_last_commit_timestamp_seconds", "gauge", "When the last checkpoint became durable.", [("", max(committed) / 1e9)] if committed else [])  # noqa: E501  # fmt: skip
     family("training_last_commit_step", "gauge", "The last step that is safe.", [("", float(found["committed_step"]))])
+    saves = found["saves"]
+    parts = [(',stage="stall"', sum(save["stall_ns"] for save in saves) / 1e9)]
+    parts.append((',stage="commit"', sum(max(0, save["lag_ns"] - save["stall_ns"]) for save in saves if save["lag_ns"] is not None) / 1e9))  # noqa: E501  # fmt: skip
+    if found["interference"]["cost_device_s"] is not None:
+        family("training_checkpoint_interference_device_seconds", "gauge", "What steps beside uploads took longer.", [("", found["interference"]["cost_device_s"])])  # noqa: E501  # fmt: skip
+    family("training_checkpoint_seconds", "gauge", "Sum over saves: stall of the slowest rank, and from there to durable.", parts)  # noqa: E501  # fmt: skip
+    family("training_jitter_device_seconds", "gauge", "What clear steps took beyond their rank's median.", [("", found["interference"]["jitter_device_s"])])  # noqa: E501  # fmt: skip
     tails = [(f',op="{_escaped(e["op"])}",quantile="{q}"', e[key]) for e in found["collectives"] for q, key in (("0.5", "p50_s"), ("0.99", "p99_s"), ("1", "max_s"))]  # noqa: E501  # fmt: skip
     family("training_collective_seconds", "gauge", "Time inside collectives, by kind; quantiles to 4.4 %.", tails)
     slowest = max((rank["caused_wait_s"] for rank in found["ranks"]), default=0.0)
     family("training_straggler_wait_seconds", "gauge", "Device time spent waiting for slower ranks.", [("", found["device_s"]["straggler_wait"])])  # noqa: E501  # fmt: skip
     family("training_slowest_rank_wait_seconds", "gauge", "The part of it that the worst rank caused.", [("", slowest)])
+    busy = [r["kept_compute_s"] for r in found["ranks"] if r["kept_compute_s"]]
+    if busy:
+        median = sorted(busy)[(len(busy) - 1) // 2]
+        family("training_slowest_rank_ratio", "gauge", "Kept computing of the slowest rank against the median rank's.", [("", max(busy) / median)])  # noqa: E501  # fmt: skip
     return "\n".join(rows) + "\n"
 
 
