@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.run(options)
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"cacheloader: {error}", file=sys.stderr)
         return 2
@@ -45,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+        return 141
     return status
 
 
@@ -101,7 +106,9 @@ def _warm(options: argparse.Namespace) -> int:
         clock = shards.astype(np.int64)
         transport.follow(AccessPlan(first_clock=clock, stop_clock=clock + 1, shard=shards, clock=0))
         sources: dict[str, int] = {}
-        with tqdm(total=manifest.total_bytes, unit="B", unit_scale=True, desc="warming", leave=False) as progress:
+        with tqdm(
+            total=manifest.total_bytes, unit="B", unit_scale=True, desc="warming", leave=False, disable=None
+        ) as progress:
             for shard in shards:
                 lease = transport.acquire(int(shard))
                 sources[lease.source] = sources.get(lease.source, 0) + 1
@@ -171,7 +178,7 @@ class _Bar:
     """A progress bar for the resolution of a data set, shown once there is something to show."""
 
     def __enter__(self) -> _Bar:
-        self._bar: tqdm[Any] = tqdm(leave=False, unit=" shards", delay=0.5)
+        self._bar: tqdm[Any] = tqdm(leave=False, unit=" shards", delay=0.5, disable=None)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,7 +191,8 @@ class _Bar:
 
 
 def _opened(options: argparse.Namespace) -> Manifest:
-    transport = open_transport(_transport_options(options))
+    # The size that is planned for is none that the daemon should have.
+    transport = open_transport(TransportOptions(daemon=options.daemon, cache_dir=options.cache_dir))
     try:
         with _Bar() as bar:
             return transport.open_dataset(_spec(options), progress=bar.show)
@@ -198,7 +206,10 @@ def _spec(options: argparse.Namespace) -> DatasetSpec:
         try:
             storage_options = json.loads(options.storage_options)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"--storage-options is no JSON object: {error}") from error
+            raise ConfigError(
+                f"--storage-options is no JSON object ({error}); pass one in single quotes, such as "
+                '\'{"key": "…", "secret": "…"}\''
+            ) from error
         if not isinstance(storage_options, dict):
             raise ConfigError(f"--storage-options={options.storage_options!r} is no JSON object; pass {{…}}")
     return DatasetSpec(urls=options.urls, format=options.format, storage_options=storage_options)
@@ -222,7 +233,7 @@ def _directory_of(uri: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cacheloader", description=cacheloader.__doc__)
+    parser = argparse.ArgumentParser(prog="cacheloader", description=cacheloader.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=cacheloader.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

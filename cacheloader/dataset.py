@@ -13,7 +13,7 @@ import numpy as np
 from cacheloader import state
 from cacheloader.ahead import Planned
 from cacheloader.config import TransportOptions
-from cacheloader.errors import EmptyDataset
+from cacheloader.errors import ConfigError, EmptyDataset
 from cacheloader.order.options import OrderOptions
 from cacheloader.order.sample_order import SampleOrder
 from cacheloader.positioned import PositionedDataset
@@ -109,6 +109,8 @@ class RemoteDataset(PositionedDataset):
             on_bad_sample=on_bad_sample,
             max_bad_samples=max_bad_samples,
         )
+        if urls is None:
+            raise ConfigError("urls is None; name a URL, path, pattern or directory, or a list of them")
         self._lanes_are_given = lanes is not None or not shuffle
         self._options = OrderOptions(
             seed=seed,

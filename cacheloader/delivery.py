@@ -80,6 +80,8 @@ class Delivery:
     ) -> None:
         if on_bad_sample not in ("raise", "skip"):
             raise ConfigError(f'on_bad_sample={on_bad_sample!r} is unknown; pass "raise" or "skip"')
+        if transform is not None and not callable(transform):
+            raise ConfigError(f"transform={transform!r} cannot be called; pass a function of a sample, or leave it out")
         if max_bad_samples < 0:
             raise ConfigError(f"max_bad_samples={max_bad_samples} is below 0")
         self._transform = transform

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from cacheloader.positioned import Batch, PositionedDataset
 from cacheloader.transport.base import AccessPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -356,6 +357,10 @@ class _Reading:
 
 
 def _check_sources(sources: Mapping[str, tuple[RemoteDataset, float]]) -> None:
+    if not isinstance(sources, Mapping):
+        raise ConfigError(
+            f'the sources of a mixture are {type(sources).__name__}; pass a dict such as {{"web": (dataset, 0.7), …}}'
+        )
     if not sources:
         raise ConfigError("a mixture of no sources has no samples; pass at least one")
     seen: dict[int, str] = {}

@@ -8,6 +8,7 @@ is, and is checked field by field when a state is loaded.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,8 +16,6 @@ from cacheloader.errors import StateMismatch
 from cacheloader.order.options import ORDER_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -80,6 +79,8 @@ def parse(state: Mapping[str, Any]) -> Position:
     Raises:
         StateMismatch: It is no position, or one of a newer cacheloader.
     """
+    if not isinstance(state, Mapping):
+        raise StateMismatch(f"a saved position is a dictionary and this is {state!r:.100}; pass what state_dict() gave")
     version = state.get("version")
     if version != FORMAT_VERSION:
         raise StateMismatch(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cacheloader.checkpoint import foreign, survey
 from cacheloader.checkpoint.commit import parse_name
 from cacheloader.checkpoint.retention import Retention, removable
+from cacheloader.checkpoint.saving import innermost
 from cacheloader.checkpoint.store import open_store
 from cacheloader.checkpoint.verify import wrong_bytes
 from cacheloader.errors import CheckpointError, ConfigError
@@ -221,7 +222,18 @@ def _store(options: argparse.Namespace) -> Store:
         try:
             chosen = json.loads(options.storage_options)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"--storage-options is no JSON object: {error}") from error
+            raise ConfigError(
+                f"--storage-options is no JSON object ({error}); pass one in single quotes, such as "
+                '\'{"key": "…", "secret": "…"}\''
+            ) from error
     if not isinstance(chosen, dict):
         raise ConfigError(f"--storage-options={options.storage_options!r} is no JSON object; pass {{…}}")
-    return open_store(options.url, chosen)
+    store = open_store(options.url, chosen)
+    try:
+        store.top()
+    except Exception as error:  # each file system has its own
+        raise CheckpointError(
+            f"{store} cannot be listed ({innermost(error)}); check the URL, and the credentials in --storage-options, "
+            "in the environment or in the profile"
+        ) from error
+    return store

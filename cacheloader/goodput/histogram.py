@@ -45,12 +45,13 @@ class Durations:
         return sum(self.counts.values())
 
     def quantile(self, share: float) -> float:
-        """The value that ``share`` of all do not exceed, to 4.4 %; 0 of none."""
+        """The value that ``share`` of all do not exceed, to 4.4 % and never above the longest; 0 of none."""
+        longest = self.top[0][1] if self.top else math.inf
         left = math.ceil(share * self.count)
         for index, count in sorted(self.counts.items()):
             left -= count
             if left <= 0:
-                return float(2 ** ((index + 0.5) / 2**SCALE))
+                return min(float(2 ** ((index + 0.5) / 2**SCALE)), longest)
         return 0.0
 
 

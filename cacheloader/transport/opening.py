@@ -177,7 +177,13 @@ def _mapped(fd: int) -> mmap.mmap | bytes:
 
 
 def absolute_url(url: str) -> str:
-    """``url`` as another process, with another working directory, understands it."""
+    """``url`` as another process, with another working directory, understands it.
+
+    Raises:
+        ConfigError: It is empty, as an unset variable is, and would stand for the working directory.
+    """
+    if not url:
+        raise ConfigError('a URL is empty; name a URL, path, pattern or directory, "." for the working directory')
     if "://" in url:
         return url
     return os.path.join(os.getcwd(), os.path.expanduser(url))  # noqa: PTH109,PTH111,PTH118  (keeps a trailing slash)

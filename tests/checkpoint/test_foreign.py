@@ -209,3 +209,25 @@ def test_the_only_checkpoint_of_another_tool_is_removed_on_demand_only(tmp_path:
     assert main(["ckpt", "rm", str(tmp_path), "step-10"]) == 1
     assert main(["ckpt", "rm", str(tmp_path), "step-10", "--even-the-last"]) == 0
     assert not (tmp_path / "step-10").exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    (tmp_path / "file").write_text("no folder")
+    unknown = ["--storage-options", '{"keyy": "x"}']
+    for arguments, words in (
+        (["ls", "s3://bucket/ckpt"], "credentials"),
+        (["verify", "s3://bucket/ckpt", *unknown], "keyy"),
+        (["rm", str(tmp_path / "file"), "--keep-last", "1"], "Not a directory"),
+    ):
+        assert main(["ckpt", *arguments]) == 1
+        error = capsys.readouterr().err
+        assert words in error
+        assert "cannot be listed" in error
+        assert len(error.splitlines()) == 1

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,7 @@ def test_a_cache_is_warmed_and_its_state_shown(
     [
         (["index", "{train}", "--output", "/nonexistent/shards.json"], 2, "/nonexistent/shards.json"),
         (["index", "{train}", "--storage-options", "{nope"], 2, "--storage-options"),
+        (["warm", ""], 2, "a URL is empty"),
         (["warm", "{train}", "--daemon", "none"], 2, "--daemon none"),
         (["warm", "{train}/no-such-*.tar"], 1, "no-such-"),
         (["status", "--daemon", "unix:///nonexistent/x.sock", "--stop"], 2, "--stop"),
@@ -80,3 +84,38 @@ def test_wrong_use_ends_with_a_sentence_and_its_status(
     error = capsys.readouterr().err
     assert text in error
     assert "Traceback" not in error
+
+
+def test_planning_for_a_size_gives_it_to_no_daemon(
+    shard_set: ShardSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache_dir = tmp_path / "cache"
+    where = ["--cache-dir", str(cache_dir)]
+    numbers = ["--cache-size", "1MiB", "--bandwidth", "1MB", "--rate", "10", "--json"]
+    try:
+        assert main(["plan", str(shard_set.folder), *where, *numbers]) in (0, 1)
+        assert json.loads(capsys.readouterr().out)["cache_bytes"] == 2**20
+        assert main(["status", *where, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["plan"]["quota_bytes"] > 2**20
+    finally:
+        stop_daemon(cache_dir)
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(
+    shard_set: ShardSet, where: list[str]
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [
+            sys.executable,
+            "-c",
+            "from cacheloader.cli import main; exit(main())",
+            "index",
+            str(shard_set.folder),
+            *where,
+        ]
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")

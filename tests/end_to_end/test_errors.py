@@ -138,6 +138,7 @@ def test_a_folder_with_other_files_is_not_taken_as_a_cache(shard_set: ShardSet, 
     ("options", "text"),
     [
         ({"tail": "wrap"}, "tail='wrap'"),
+        ({"transform": 3}, "transform=3 cannot be called"),
         ({"shuffle_window": 0}, "shuffle_window=0"),
         ({"lanes": 0}, "lanes=0"),
         ({"cache_size": "many"}, "cache_size='many'"),
@@ -190,3 +191,21 @@ def test_a_global_batch_that_the_lanes_cannot_share_says_which_sizes_work(shard_
     dataset = cl.RemoteDataset(str(shard_set.folder), cache_dir=cache_dir, cache_size="64MiB", lanes=4)
     with pytest.raises(ConfigError, match="8 or 12"):
         cl.DataLoader(dataset, batch_size=10)
+
+
+@pytest.mark.parametrize(("urls", "text"), [("", "a URL is empty"), ([""], "a URL is empty"), (None, "urls is None")])
+def test_an_unset_variable_is_not_the_working_directory(
+    shard_set: ShardSet, cache_dir: Path, monkeypatch: pytest.MonkeyPatch, urls: Any, text: str
+) -> None:
+    monkeypatch.chdir(shard_set.folder)
+    with pytest.raises(ConfigError, match=text) as caught:
+        cl.RemoteDataset(urls, cache_dir=cache_dir, cache_size="64MiB")
+    assert is_one_sentence(caught.value)
+
+
+def test_what_is_no_position_and_what_are_no_sources_is_said(shard_set: ShardSet, cache_dir: Path) -> None:
+    dataset = cl.RemoteDataset(str(shard_set.folder), cache_dir=cache_dir, cache_size="64MiB")
+    with pytest.raises(cl.errors.StateMismatch, match=r"this is None; pass what state_dict\(\) gave"):
+        cl.DataLoader(dataset, batch_size=8).load_state_dict(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="are list; pass a dict"):
+        cl.Mixture([dataset])  # type: ignore[arg-type]

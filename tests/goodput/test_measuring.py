@@ -133,6 +133,7 @@ def test_quantiles_of_merged_histograms_are_right_to_4_4_percent(one: list[float
     for share in (0.5, 0.99, 1.0):
         truth = values[math.ceil(share * len(values)) - 1]
         assert left.quantile(share) == pytest.approx(truth, rel=0.0445)
+        assert left.quantile(share) <= values[-1]
     assert [seconds for _, seconds in left.top] == sorted(values, reverse=True)[:16]
 
 
