@@ -81,7 +81,6 @@ class Stretch:
         self._read_start = reads.start - (read_space << _SHARD_BITS)
         self._read_stop = self._read_start + (reads.stop - reads.start)
         self._read_edges = np.searchsorted(read_space, np.arange(len(edges)) * len(located)).tolist()
-        self._num_values = num_values
         self._value_edges = value_edges.tolist()
         self._value_read = reads.read
         self._value_offset = reads.offset
@@ -116,4 +115,4 @@ class Stretch:
             # A slice of all of a bytes object is that object: what was read alone is not copied.
             contents = [blocks[i][start:end] for i, start, end in zip(which, offset.tolist(), ends, strict=True)]
         samples = slice(self._edges[batch], self._edges[batch + 1])
-        return assembled(self._keys[samples], self._names[samples], self._num_values[samples].tolist(), contents)
+        return assembled(self._keys[samples], self._names[samples], contents)

@@ -121,25 +121,20 @@ def index_samples(index: bytes) -> int:
     return int.from_bytes(index[:8], "little")
 
 
-def assembled(
-    keys: Sequence[str], names: Sequence[tuple[str, ...]], num_values: Sequence[int], values: Sequence[bytes]
-) -> list[Sample]:
+def assembled(keys: Sequence[str], names: Sequence[tuple[str, ...]], values: Sequence[bytes]) -> list[Sample]:
     """Samples of their parts.
 
     Args:
         keys: Of each sample.
         names: Of each sample, its fields.
-        num_values: Of each sample.
         values: Of all samples, one behind the other.
     """
+    if sum(map(len, names)) != len(values):
+        raise ValueError(f"{len(values)} values for {sum(map(len, names))} fields")
     samples: list[Sample] = []
-    start = 0
-    for key, fields, count in zip(keys, names, num_values, strict=True):
+    rest = iter(values)
+    for key, fields in zip(keys, names, strict=True):
         sample: dict[str, Any] = {"__key__": key}
-        if count == 1:
-            sample[fields[0]] = values[start]
-        else:
-            sample.update(zip(fields, values[start : start + count], strict=True))
+        sample.update(zip(fields, rest, strict=False))  # the fields end first, and no value is lost
         samples.append(sample)
-        start += count
     return samples

@@ -81,7 +81,7 @@ class WebDatasetReader:
             blocks[block][start:end]
             for block, start, end in zip(reads.read.tolist(), reads.offset.tolist(), ends, strict=True)
         ]
-        return assembled(located.keys, located.names, located.num_values.tolist(), values)
+        return assembled(located.keys, located.names, values)
 
     def locate(self, samples: NDArray[np.int64]) -> Located:
         """Where the samples at these positions lie.

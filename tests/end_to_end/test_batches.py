@@ -366,7 +366,8 @@ def test_a_training_process_that_is_killed_leaves_no_worker_and_nothing_in_share
         workers = [int(pid) for pid in trainer.stdout.readline().split()]
         assert len(workers) == 2
         trainer.kill()
-    wait_until(lambda: not any(is_running(pid) for pid in workers))
+    # torch's worker looks for its parent every five seconds.
+    wait_until(lambda: not any(is_running(pid) for pid in workers), timeout_s=90)
     # Semaphores of torch's queues may stay, as they always did; batches do not.
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if name.startswith(("torch_", "cacheloader"))]
