@@ -31,7 +31,7 @@ WATCH_S = 5.0
 class Reader:
     """A run's folder and its ledger; asking again reads only what is new."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = EventFolder(folder)
         self._ledger = Ledger()
         self._newest_ns = 0
@@ -50,13 +50,13 @@ class Reader:
     def report(self) -> dict[str, Any]:
         """The report as of now."""
         account, is_live = self.account()
-        return report(account, name=self.folder.path.resolve().name, damaged=self.folder.damaged, is_live=is_live)
+        return report(account, name=self.folder.name, damaged=self.folder.damaged, is_live=is_live)
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser of ``cacheloader``."""
     parser = commands.add_parser("goodput", parents=[common], help="where did a run's paid time go?")
-    parser.add_argument("folder", type=Path, help="the folder that cl.goodput.Run was given")
+    parser.add_argument("folder", help="the folder that cl.goodput.Run was given, or a URL of a copy (fsspec)")
     parser.add_argument("--html", type=Path, help="write a page with charts here, too")
     parser.add_argument("--textfile", type=Path, help="write metrics for Prometheus' textfile collector here, too")
     parser.add_argument("--watch", action="store_true", help=f"show it again every {WATCH_S:.0f} s")
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     while True:
         begin_s = time.monotonic()
         account, is_live = reader.account()
-        found = report(account, name=options.folder.resolve().name, damaged=reader.folder.damaged, is_live=is_live)
+        found = report(account, name=reader.folder.name, damaged=reader.folder.damaged, is_live=is_live)
         if options.html:
             _write(options.html, page(account, found), "--html")
         if options.textfile:

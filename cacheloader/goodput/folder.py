@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
 from cacheloader.goodput.events import decode, decode_block
+from cacheloader.goodput.places import Place, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,13 +25,22 @@ class EventFolder:
     """The files below one folder, and how far each has been read.
 
     Attributes:
-        path: The folder.
+        path: The folder, or a URL that fsspec knows.
         damaged: Lines that are no events, as ``file:line: why``.
     """
 
-    path: Path
+    path: Path | str
     damaged: list[str] = field(default_factory=list)
-    _offsets: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    _place: Place = field(init=False)
+    _offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._place = place(self.path)
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self._place.name
 
     def read(self) -> list[Event]:
         """What was written since the last call; a last line without an end is left for the next.
@@ -45,19 +56,19 @@ class EventFolder:
         Raises:
             ConfigError: As for ``read``.
         """
-        paths = sorted(self.path.rglob("events-*.jsonl"))
-        if not paths:
+        sizes = self._place.sizes()
+        if not sizes:
             raise ConfigError(
                 f"{self.path} holds no goodput events (events-*.jsonl); pass the folder that cl.goodput.Run was given"
             )
-        for path in paths:
-            yield from self._blocks(path)
+        for path, size_bytes in sizes.items():
+            yield from self._blocks(path, size_bytes)
 
-    def _blocks(self, path: Path) -> Iterator[list[Event]]:
+    def _blocks(self, path: str, size_bytes: int) -> Iterator[list[Event]]:
         offset, number = self._offsets.get(path, (0, 0))
-        if path.stat().st_size <= offset:
+        if size_bytes <= offset:
             return
-        with path.open("rb") as file:
+        with self._place.reading(path) as file:
             file.seek(offset)
             rest = b""
             while block := file.read(BLOCK_BYTES):
@@ -73,7 +84,7 @@ class EventFolder:
                 self._offsets[path] = (offset, number)
                 yield found
 
-    def _lines(self, path: Path, number: int, block: bytes) -> list[Event]:
+    def _lines(self, path: str, number: int, block: bytes) -> list[Event]:
         found: list[Event] = []
         for line in block.split(b"\n"):
             number += 1
@@ -84,7 +95,7 @@ class EventFolder:
             except ConfigError:
                 raise
             except ValueError as error:
-                self.damaged.append(f"{path.name}:{number}: {error}")
+                self.damaged.append(f"{PurePath(path).name}:{number}: {error}")
                 continue
             if event is not None:
                 found.append(event)

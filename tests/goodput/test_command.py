@@ -11,7 +11,9 @@ import pytest
 
 import cacheloader as cl
 from cacheloader.cli import main
+from cacheloader.errors import ConfigError
 from cacheloader.goodput import recorder
+from cacheloader.goodput.command import Reader
 from cacheloader.goodput.events import encode
 from tests.support.goodput_jobs import end_to_end_vector
 
@@ -115,3 +117,18 @@ def test_the_textfile_is_an_exposition(folder: Path, tmp_path: Path, capsys: pyt
 def test_a_folder_without_events_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["goodput", str(tmp_path)]) == 2
     assert "no goodput events" in capsys.readouterr().err
+
+
+def test_the_same_report_comes_from_a_copy_in_an_object_store(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    lines_ = [encode(event) for event in end_to_end_vector()]
+    (tmp_path / "vec").mkdir()
+    (tmp_path / "vec" / "events-all.jsonl").write_bytes(b"".join(lines_))
+    store = fsspec.filesystem("memory")
+    store.pipe("/goodput-copy/vec/node-0/events-all.jsonl", b"".join(lines_[:500]))
+    remote = Reader("memory://goodput-copy/vec")
+    remote.report()
+    store.pipe("/goodput-copy/vec/node-0/events-all.jsonl", b"".join(lines_))  # a later copy of the same file
+    assert remote.report() == Reader(tmp_path / "vec").report()
+    with pytest.raises(ConfigError, match="no goodput events"):
+        Reader("memory://goodput-copy/other").report()
