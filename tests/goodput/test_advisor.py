@@ -108,6 +108,17 @@ def test_it_says_when_the_restart_or_the_lag_dominates() -> None:
     assert advise(cost_s=60, lag_s=5, restart_s=100, current_s=100, **common).verdict == "save less often"
 
 
+def test_the_lag_undoes_as_much_as_a_longer_restart_and_no_interval_is_shorter_than_it() -> None:
+    model = {"cost_s": 60, "mtbf_s": 10_000}
+    with_lag = exact_goodput(1800, lag_s=600, restart_s=300, **model)
+    assert with_lag == pytest.approx(exact_goodput(1800, restart_s=900, **model))
+    assert with_lag < exact_goodput(1800, restart_s=300, **model) - 0.03
+    # The best interval for a save of 1 s and 10,000 s between failures is 141 s, and such a save takes 3,000 s.
+    advice = advise(cost_s=1, lag_s=3000, restart_s=100, num_failures=10, exposure_s=100_000)
+    assert advice.exact_s == pytest.approx(141, abs=1)
+    assert advice.interval_s[1] == 3000
+
+
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be negative"):
         advise(cost_s=-1, lag_s=0, restart_s=0, num_failures=0, exposure_s=1)
