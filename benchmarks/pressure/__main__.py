@@ -25,6 +25,8 @@ from cacheloader.demo.seaweedfs import SeaweedServer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.pressure.stage import Stocked
+
 SLOW_PART = 0.02
 PARTS = (0.25, 0.5, 0.75, 0.9)
 BYTES = Shape(num_shards=400, samples_per_shard=8, sample_bytes=32 * 1024 - 512)
@@ -55,19 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.only != "stalls":
             shape, epoch_s = (SMALL, 1.0) if options.small else (BYTES, 4.0)
             stocked = stock(server, shape)
-            for number, case in enumerate(_bytes_cases(epoch_s)):
-                bytes_of.append(_told(measure(folder / f"bytes-{number}", stocked, case)))
+            # What is read does not depend on how busy the machine is.
+            bytes_of = _measured(folder, "bytes", stocked, _bytes_cases(epoch_s), at_once=os.cpu_count() or 1)
         if options.only != "bytes":
             shape, epoch_s = (SMALL, 2.0) if options.small else (STALLS, 120.0)
             stocked = stock(server, shape)
             cases = _stall_cases(epoch_s)
             # All at the same time, each with daemon, cache and link of its own: they sleep, and one that never waits
             # for the link shows what the machine took from all of them.
-            with ProcessPoolExecutor(len(cases), mp_context=multiprocessing.get_context("spawn")) as pool:
-                runs = [
-                    pool.submit(measure, folder / f"stall-{number}", stocked, case) for number, case in enumerate(cases)
-                ]
-                stalls = [_told(run.result()) for run in runs]
+            stalls = _measured(folder, "stall", stocked, cases, at_once=len(cases))
     finally:
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -78,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in report.write(options.output, name=name, surroundings=surroundings, bytes_of=bytes_of, stalls=stalls):
         print(f"wrote {path}")
     return 0
+
+
+def _measured(folder: Path, name: str, stocked: Stocked, cases: Sequence[Case], *, at_once: int) -> list[Outcome]:
+    """Each case in a process of its own."""
+    with ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn")) as pool:
+        runs = [pool.submit(measure, folder / f"{name}-{number}", stocked, case) for number, case in enumerate(cases)]
+        return [_told(run.result()) for run in runs]
 
 
 def _bytes_cases(epoch_s: float) -> list[Case]:
