@@ -1,6 +1,7 @@
 """What it costs to record a run: the same loop with and without ``goodput.Run``, step by step in turn.
 
-``python -m benchmarks.overhead`` prints one JSON object and ends with 1 if the median step got 0.5 % longer.
+``python -m benchmarks.overhead`` prints one JSON object and ends with 1 if the median step got 0.5 % longer;
+with ``--work matmul``, if it took that much more processor time.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def measure(*, num_steps: int, step_s: float, work: str) -> dict[str, Any]:
         "slower_by": with_run / bare - 1,
         "median_of_pairs": statistics.median(pairs),
         "cpu_us_a_step": cost_us,
+        "cpu_share": cost_us / 1e6 / step_s,
         "limit": LIMIT,
     }
 
@@ -83,10 +85,10 @@ def _multiplying(step_s: float) -> Callable[[], None]:
     def once() -> None:
         torch.mm(matrix, matrix)
 
-    begin = time.perf_counter()
+    begin = time.thread_time()  # of wall time, others on the machine take a part
     for _ in range(200):
         once()
-    count = max(1, round(step_s * 200 / (time.perf_counter() - begin)))
+    count = max(1, round(step_s * 200 / (time.thread_time() - begin)))
 
     def step() -> None:
         for _ in range(count):
@@ -103,7 +105,8 @@ def main() -> int:
     options = parser.parse_args()
     found = measure(num_steps=options.steps, step_s=options.step_ms / 1000, work=options.work)
     print(json.dumps(found, indent=1))
-    return 1 if found["slower_by"] > LIMIT else 0
+    # A computing step's wall time varies by far more than the limit where others compute, too.
+    return 1 if found["slower_by" if options.work == "sleep" else "cpu_share"] > LIMIT else 0
 
 
 if __name__ == "__main__":

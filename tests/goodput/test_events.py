@@ -128,6 +128,27 @@ def test_a_second_reading_reads_what_is_new_and_a_line_in_the_making_later(tmp_p
     writer.close()
 
 
+def test_blocks_of_any_size_give_the_same_events_and_the_same_damaged_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Recorder(tmp_path, attempt="a", rank=0, world_size=1)
+    for number in range(1, 41):
+        writer.emit("membership" if number % 7 else "from.the.future", n_devices=number)
+        if number == 20:
+            with writer.path.open("ab") as file:
+                file.write(b"no json\n\n")
+    writer.close()
+    found = []
+    for size_bytes in (1, 97, 1000, 2**20):
+        monkeypatch.setattr("cacheloader.goodput.folder.BLOCK_BYTES", size_bytes)
+        folder = EventFolder(tmp_path)
+        found.append(([event.seq for event in folder.read()], folder.damaged))
+    assert len(found[0][0]) == 35
+    assert len(found[0][1]) == 1
+    assert found[0][1][0].split(":")[1] == "21"
+    assert all(answer == found[0] for answer in found)
+
+
 def test_a_full_file_is_sealed_and_the_next_goes_on_with_the_numbers(tmp_path: Path) -> None:
     writer = Recorder(tmp_path, attempt="a", rank=3, world_size=4, segment_bytes=2000)
     for number in range(40):
