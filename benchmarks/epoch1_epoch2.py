@@ -297,4 +297,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except CacheloaderError as error:
+        sys.exit(f"epoch1_epoch2: {error}")

@@ -40,4 +40,6 @@ def main(folder: str, *texts: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("name the folder for the shards: make_tokens.py FOLDER [TEXT_FILE …]")
     main(*sys.argv[1:])

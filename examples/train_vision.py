@@ -10,6 +10,7 @@ import io
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,10 @@ def main(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
+    if "RANK" not in os.environ and not {"-h", "--help"} & set(sys.argv):
+        sys.exit(
+            f"{sys.argv[0]} is one rank of a job; start it by torchrun --standalone --nproc-per-node=2 {sys.argv[0]} …"
+        )
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder or URL of the shards")
     parser.add_argument("--output", required=True, help="folder of this run")

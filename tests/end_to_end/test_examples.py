@@ -68,3 +68,22 @@ def test_the_vision_example_goes_on_where_it_ended(tmp_path: Path) -> None:
         stop_daemon(tmp_path / "run" / "cache")
     assert "from step 18" in printed
     assert "epoch 1: step 36" in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["make_tokens.py"], "name the folder for the shards"),
+        (["train_tokens.py", "--data", "x", "--output", "y"], "start it by torchrun"),
+    ],
+)
+def test_a_script_that_was_started_the_wrong_way_says_the_right_one(command: list[str], words: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    environment["PYTHONPATH"] = f"{REPOSITORY}:{REPOSITORY}/daemon"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / command[0]), *command[1:]],
+        env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
