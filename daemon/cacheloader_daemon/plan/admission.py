@@ -28,7 +28,7 @@ slowest of a thousand takes 13 times the mean, and half of what is in flight wai
 SMALL_PART = 64
 """The window takes at most one part in so many of the cache: what it takes, shards that stay cannot have. It is short
 since trading lengthens it where hits come in a bunch; in a simulation of a thousand shards and a link that was too
-narrow, a part in 32 waited 3 % longer than needed and this one half of that."""
+narrow, a part in 32 took 3.0 % more time than needed and this one 1.9 %."""
 
 SHARED_PART = 32
 """Likewise where nothing stays, and so nothing can be traded and the window takes space from nobody."""
