@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import abstractmethod
 from dataclasses import replace
@@ -26,9 +27,16 @@ if TYPE_CHECKING:
     from cacheloader.formats.base import Sample
     from cacheloader.transport.reporting import FetchReporter
 
+_logger = logging.getLogger(__name__)
+
 
 class Steps(Protocol):
     """The steps of an order, counted in rows; ``order.SampleOrder`` tells the rules."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+        ...
 
     @property
     def rows_per_epoch(self) -> int:
@@ -252,7 +260,15 @@ class PositionedDataset(IterableDataset[Any]):
     def open_iteration(self) -> tuple[int, Start]:
         """Begin the next iteration; its number and where it starts, for ``batches`` in the workers."""
         self._open_global_batch = self.global_batch()
-        return self._cursor.open(self._behind), self.iteration_start()
+        opened = self._cursor.open(self._behind), self.iteration_start()
+        if not len(self):
+            _logger.warning(
+                "no epoch has a batch: %d samples do not fill one global batch of %d, and tail='drop' leaves out what "
+                "fills none; lower batch_size, or pass tail='pad' or 'keep'",
+                self._steps().num_samples,
+                self._open_global_batch,
+            )
+        return opened
 
     def iteration_start(self) -> Start:
         """Where the iteration under way started."""

@@ -347,10 +347,11 @@ def position(loader: cl.DataLoader) -> tuple[int, int]:
     return state["epoch"], state["row"]
 
 
-def test_an_epoch_without_a_single_batch_ends_too(make: Any) -> None:
+def test_an_epoch_without_a_single_batch_ends_too_and_says_why(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     """All samples together fill no batch: the loop over epochs must not stand still."""
     loader = make(batch_size=2048)
     assert list(loader) == []
+    assert "do not fill one global batch of 2048" in caplog.text
     assert loader.epoch == 1
     assert list(loader) == []
     assert loader.state_dict()["epoch"] == 2
