@@ -125,6 +125,7 @@ class Checkpointer:
         self._committed: int | None = None
         self._good: set[Name] = set()
         self._bad: set[Name] = set()
+        self._unreadable: set[Name] = set()
         self.last_stall_s = 0.0
         self.skipped: tuple[Skipped, ...] = ()
         newest, self._attempt = self._ranks.from_first(lambda: (self._newest_serial(), secrets.token_hex(4)))
@@ -213,7 +214,9 @@ class Checkpointer:
         self._committed = draft.step
         if self._ranks.is_first and not self._retention.keeps_all:
             try:
-                gone = survey.thin_out(self._store, self._retention, bad=self._bad, good=self._good)
+                gone = survey.thin_out(
+                    self._store, self._retention, bad=self._bad, unreadable=self._unreadable, good=self._good
+                )
             except Exception as error:  # noqa: BLE001  (the save is good; old ones can go next time)
                 logger.warning("old checkpoints could not be deleted: %s", innermost(error))
                 return
@@ -251,6 +254,7 @@ class Checkpointer:
             )
         self.skipped = choice.skipped
         self._bad |= choice.bad
+        self._unreadable |= choice.unreadable
         if self._ranks.is_first:
             for one in choice.skipped:
                 logger.warning("passed over %s", one)

@@ -11,7 +11,7 @@ from cacheloader.checkpoint.commit import parse_name
 from cacheloader.checkpoint.retention import Retention, removable
 from cacheloader.checkpoint.saving import innermost
 from cacheloader.checkpoint.store import open_store
-from cacheloader.checkpoint.verify import wrong_bytes
+from cacheloader.checkpoint.verify import Unreadable, wrong_bytes
 from cacheloader.errors import CheckpointError, ConfigError
 from cacheloader.quantity import format_size
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from cacheloader.checkpoint.commit import Name
+    from cacheloader.checkpoint.commit import Commit, Name
     from cacheloader.checkpoint.store import Store
 
 
@@ -118,8 +118,15 @@ def _our_row(store: Store, name: Name, *, read_bytes: bool) -> Row:
         size_bytes=commit.size_bytes,
         saved_at=commit.saved_at,
         proof="checksums" if read_bytes else "sizes",
-        reason=wrong_bytes(store, str(name), commit, sorted(commit.files)) if read_bytes else "",
+        reason=_reason(store, commit) if read_bytes else "",
     )
+
+
+def _reason(store: Store, commit: Commit) -> str:
+    try:
+        return wrong_bytes(store, str(commit.name), commit, sorted(commit.files))
+    except Unreadable as error:
+        return error.message
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -189,14 +196,19 @@ def _superfluous(store: Store, retention: Retention) -> list[str]:
     """What the retention does not keep; the newest one that stays was read to the end."""
     looked = list(survey.newest_first(store))
     bad: set[Name] = set()
+    unreadable: set[Name] = set()
     for found in looked:
         if found.commit is not None:
-            if not wrong_bytes(store, str(found.name), found.commit, sorted(found.commit.files)):
-                break
-            bad.add(found.name)
+            try:
+                if not wrong_bytes(store, str(found.name), found.commit, sorted(found.commit.files)):
+                    break
+                bad.add(found.name)
+            except Unreadable:
+                unreadable.add(found.name)
     committed = [found.name for found in looked if found.commit]
     uncommitted = [found.name for found in looked if not found.commit]
-    return [str(name) for name in removable(committed, uncommitted, bad=bad, retention=retention)]
+    going = removable(committed, uncommitted, bad=bad, unreadable=unreadable, retention=retention)
+    return [str(name) for name in going]
 
 
 def _refuse_the_last(store: Store, looked: Sequence[Row], going: Sequence[str]) -> None:

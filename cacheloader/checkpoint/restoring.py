@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from cacheloader.checkpoint import survey
-from cacheloader.checkpoint.verify import share_of, wrong_bytes
+from cacheloader.checkpoint.verify import Unreadable, share_of, wrong_bytes
 from cacheloader.errors import NoValidCheckpoint
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ class Choice:
         commit: The newest checkpoint that verifies; ``None`` if the job is to start at step 0.
         skipped: Newer saves, newest first, with reasons.
         bad: Those of them whose bytes are wrong though they were committed.
+        unreadable: Those that could not be read, and may be whole.
     """
 
     commit: Commit | None
     skipped: tuple[Skipped, ...] = ()
     bad: frozenset[Name] = frozenset()
+    unreadable: frozenset[Name] = frozenset()
 
 
 def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver, max_step: int | None) -> Choice:
@@ -77,6 +79,7 @@ def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver,
         return Choice(commit=None)
     skipped: list[Skipped] = []
     bad: set[Name] = set()
+    unreadable: set[Name] = set()
     for name in found:
         if max_step is not None and name.step > max_step:
             skipped.append(Skipped(name=str(name), reason=f"step {name.step} is beyond max_step={max_step}"))
@@ -87,12 +90,13 @@ def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver,
             continue
         if verify == "bytes":
             share = share_of(one.commit, rank=ranks.rank, world_size=ranks.world_size)
-            reasons = [reason for reason in ranks.gather(wrong_bytes(store, str(name), one.commit, share)) if reason]
-            if reasons:
-                skipped.append(Skipped(name=str(name), reason=reasons[0]))
-                bad.add(name)
+            findings = [it for it in ranks.gather(_finding(store, one.commit, share)) if it[1]]
+            if findings:
+                is_bad, reason = max(findings, key=lambda finding: finding[0])  # one wrong byte settles it
+                skipped.append(Skipped(name=str(name), reason=reason))
+                (bad if is_bad else unreadable).add(name)
                 continue
-        return Choice(commit=one.commit, skipped=tuple(skipped), bad=frozenset(bad))
+        return Choice(commit=one.commit, skipped=tuple(skipped), bad=frozenset(bad), unreadable=frozenset(unreadable))
     if start_over == "if_never_committed" and not ranks.from_first(lambda: survey.was_ever_committed(store)):
         return Choice(commit=None, skipped=tuple(skipped))
     listed = "; ".join(str(one) for one in skipped[:10]) + ("; …" if len(skipped) > 10 else "")
@@ -101,3 +105,12 @@ def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver,
         "throw their training away, so it has to be asked for: repair or remove them (cacheloader ckpt rm), or pass "
         'start_over="always", or "if_never_committed" where it may be that no save was ever completed'
     )
+
+
+def _finding(store: Store, commit: Commit, share: list[str]) -> tuple[bool, str]:
+    """Whether bytes are wrong, and what is the matter, if anything is; files that cannot be read are not wrong."""
+    try:
+        reason = wrong_bytes(store, str(commit.name), commit, share)
+    except Unreadable as error:
+        return False, error.message
+    return bool(reason), reason

@@ -40,7 +40,12 @@ class Retention:
 
 
 def removable(
-    committed: Iterable[Name], uncommitted: Iterable[Name], *, bad: Collection[Name], retention: Retention
+    committed: Iterable[Name],
+    uncommitted: Iterable[Name],
+    *,
+    bad: Collection[Name],
+    unreadable: Collection[Name] = (),
+    retention: Retention,
 ) -> list[Name]:
     """What to delete, oldest first.
 
@@ -51,9 +56,10 @@ def removable(
         committed: Checkpoints with a commit record and all files in their sizes.
         uncommitted: Folders of saves without one.
         bad: Committed ones whose bytes were found to be wrong.
+        unreadable: Committed ones that could not be read and may be whole: they stay, and do not count as kept.
         retention: How many stay.
     """
-    committed = list(committed)
+    committed = [name for name in committed if name not in unreadable]
     good = sorted(name for name in committed if name not in bad)
     if not good or retention.keeps_all:
         return []

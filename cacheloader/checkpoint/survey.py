@@ -68,13 +68,21 @@ def remove(store: Store, name: Name) -> None:
     store.remove(str(name), first=[COMMIT_FILE])
 
 
-def thin_out(store: Store, retention: Retention, *, bad: Collection[Name], good: Collection[Name] = ()) -> list[Name]:
+def thin_out(
+    store: Store,
+    retention: Retention,
+    *,
+    bad: Collection[Name],
+    unreadable: Collection[Name] = (),
+    good: Collection[Name] = (),
+) -> list[Name]:
     """Delete what the retention does not keep.
 
     Args:
         store: Where the saves lie.
         retention: How many stay.
         bad: Those whose bytes were found to be wrong.
+        unreadable: Those that could not be read and may be whole; they stay.
         good: Those that were looked at before and need not be again.
 
     Returns:
@@ -82,7 +90,8 @@ def thin_out(store: Store, retention: Retention, *, bad: Collection[Name], good:
     """
     there = names(store)
     committed = [name for name in there if name in good or look(store, name).commit is not None]
-    going = removable(committed, set(there) - set(committed), bad=bad, retention=retention)
+    uncommitted = set(there) - set(committed) - set(unreadable)
+    going = removable(committed, uncommitted, bad=bad, unreadable=unreadable, retention=retention)
     for name in going:
         remove(store, name)
     return going

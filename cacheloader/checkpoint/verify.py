@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import google_crc32c
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from cacheloader.checkpoint.store import File, Store
 
 CHUNK_BYTES = 8 * 2**20
+RETRIES_AFTER_S = (0.5, 2.0)
+"""A file that cannot be read is tried again after so long; most such errors pass."""
+
+
+class Unreadable(CheckpointError):
+    """Files could not be read, so nobody knows whether their bytes are right."""
 
 
 def read_commit(store: Store, folder: str) -> Commit:
@@ -53,22 +60,41 @@ def wrong_size(commit: Commit, files: Mapping[str, File]) -> str:
 
 
 def wrong_bytes(store: Store, folder: str, commit: Commit, names: Iterable[str]) -> str:
-    """Why the bytes of some files are not those that were written; they are read to the end."""
+    """Why the bytes of some files are not those that were written; they are read to the end.
+
+    Raises:
+        Unreadable: A file cannot be read, several times in a row; that says nothing about its bytes.
+    """
     for name in names:
         part = commit.files[name]
-        checksum, size_bytes = 0, 0
-        try:
-            with store.reading(f"{folder}/{name}") as stream:
-                while chunk := stream.read(CHUNK_BYTES):
-                    checksum = google_crc32c.extend(checksum, chunk)
-                    size_bytes += len(chunk)
-        except OSError as error:
-            return f"{name} cannot be read ({type(error).__name__}: {error})"
+        checksum, size_bytes = _read_again(store, f"{folder}/{name}")
         if size_bytes != part.size_bytes:
             return f"{name} has {size_bytes:,} bytes and was committed with {part.size_bytes:,}"
         if checksum != part.crc32c:
             return f"{name} has checksum {checksum:08x} and was written with {part.crc32c:08x}: its bytes have changed"
     return ""
+
+
+def _read_again(store: Store, path: str) -> tuple[int, int]:
+    """Checksum and length of a file; errors are given time to pass."""
+    for wait_s in (*RETRIES_AFTER_S, None):
+        checksum, size_bytes = 0, 0
+        try:
+            with store.reading(path) as stream:
+                while chunk := stream.read(CHUNK_BYTES):
+                    checksum = google_crc32c.extend(checksum, chunk)
+                    size_bytes += len(chunk)
+        except Exception as error:  # each file system has its own
+            if wait_s is None:
+                name = path.partition("/")[2]
+                raise Unreadable(
+                    f"{name} cannot be read now ({type(error).__name__}: {error}), so it is not known whether it is "
+                    "whole; look at the store, and start again to resume from it"
+                ) from error
+            time.sleep(wait_s)
+        else:
+            return checksum, size_bytes
+    raise AssertionError("the last try returns or raises")
 
 
 def share_of(commit: Commit, *, rank: int, world_size: int) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import cacheloader as cl
+from cacheloader.checkpoint import verify
 from cacheloader.checkpoint.commit import COMMIT_FILE
 from cacheloader.cli import main
 from cacheloader.errors import CheckpointError, ConfigError, NoValidCheckpoint, SaveFailed
@@ -324,6 +325,49 @@ def test_the_account_hears_that_training_goes_on_after_a_save_that_was_refused(t
         with pytest.raises(SaveFailed):
             checkpoints.save(2)
         assert not run.is_saving
+
+
+class Flaky:
+    """A store whose reads of some files fail so many times: the real one, with errors as those of a tired network."""
+
+    def __init__(self, inner: Any, *, times: int) -> None:
+        self.inner = inner
+        self.times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def reading(self, path: str) -> Any:
+        if path.endswith(".distcp") and self.times > 0:
+            self.times -= 1
+            raise OSError(5, "Input/output error")
+        return self.inner.reading(path)
+
+
+def test_a_read_error_that_passes_does_not_cost_the_newest_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "RETRIES_AFTER_S", (0.0, 0.0))
+    saved(tmp_path, steps=2)
+    with Job().checkpointer(tmp_path) as checkpoints:
+        checkpoints._store = Flaky(checkpoints._store, times=2)
+        assert checkpoints.restore_latest() == 2
+
+
+def test_a_save_that_cannot_be_read_is_passed_over_loudly_and_retention_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(verify, "RETRIES_AFTER_S", (0.0, 0.0))
+    saved(tmp_path, steps=2)
+    newest = saves(tmp_path)[-1]
+    with Job().checkpointer(tmp_path, keep_last=1) as checkpoints:
+        checkpoints._store = Flaky(checkpoints._store, times=3)
+        assert checkpoints.restore_latest() == 1
+        assert "cannot be read now" in checkpoints.skipped[0].reason
+        assert f"passed over {newest.name}" in caplog.text
+        checkpoints.save(7)
+        checkpoints.save(8)
+    assert [int(path.name.split("-")[2]) for path in saves(tmp_path)] == [2, 8]
 
 
 class Full:
