@@ -194,13 +194,13 @@ class CommitWriter(FileSystemWriter):
                 f"the save of step {commit.step} is not committed: in {store}/{commit.name} {reason}; "
                 "all ranks have to write to one and the same place"
             )
-        if ONCE_FILE not in store.top():
-            with store.writing(ONCE_FILE) as stream:
-                stream.write(b'{"about": "a checkpoint in this folder was, or is about to be, committed"}\n')
         with store.writing(f"{commit.name}/{COMMIT_FILE}") as stream:
             stream.write(encode(commit))
         if read_commit(store, str(commit.name)) != commit:
             raise CheckpointError(f"{store}/{commit.name}/{COMMIT_FILE} reads back differently than it was written")
+        if ONCE_FILE not in store.top():  # only now: see there
+            with store.writing(ONCE_FILE) as stream:
+                stream.write(b'{"about": "a checkpoint in this folder was committed"}\n')
 
 
 class CheckpointReader(FileSystemReader):

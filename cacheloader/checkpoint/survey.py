@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from cacheloader.checkpoint.store import Store
 
 ONCE_FILE = "committed-once.json"
-"""Written before a folder's first commit: as long as it is not there, nothing in the folder was ever committed."""
+"""Written after a folder's first commit, and before anything is ever deleted from it.
+
+That order leaves no instant at which a kill makes ``was_ever_committed`` wrong. Before ``commit.json`` appears, which
+it does complete or not at all, neither file is there: nothing was committed. From then on ``commit.json`` tells, until
+this file does, too; and what deletes a commit record runs behind this file, or keeps another committed save.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,7 @@ def newest_first(store: Store) -> Iterator[Found]:
 
 def was_ever_committed(store: Store) -> bool:
     """Whether the folder has, or had, a complete checkpoint."""
-    return ONCE_FILE in store.top()
+    return ONCE_FILE in store.top() or any(COMMIT_FILE in store.files(str(name)) for name in names(store))
 
 
 def remove(store: Store, name: Name) -> None:

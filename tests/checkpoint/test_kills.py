@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cacheloader.checkpoint.store import FolderStore
-from tests.checkpoint.jobs import Job, saved
+from cacheloader.errors import NoValidCheckpoint
+from tests.checkpoint.jobs import Job, flip_bit, saved, saves
 from tests.support.node_daemon import REPOSITORY
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ from contextlib import contextmanager
 from cacheloader.checkpoint.store import FolderStore
 from tests.checkpoint.jobs import Job
 
-folder, name, when, mode = sys.argv[1:]
+folder, name, when, mode, found = sys.argv[1:]
 real = FolderStore.writing
 
 @contextmanager
@@ -41,7 +42,7 @@ def writing(self, path):
 
 job = Job()
 with job.checkpointer(folder, mode=mode) as checkpoints:
-    assert checkpoints.restore_latest() == 1
+    assert checkpoints.restore_latest() == int(found)
     FolderStore.writing = writing
     job.step()
     checkpoints.save(2)
@@ -57,16 +58,20 @@ if int(os.environ.get("CACHELOADER_TEST_KILLS", "0")) > 5:
     ]
 
 
+def kill(folder: Path, name: str, when: str, mode: str, *, found: int) -> None:
+    """A job that finds the save of step ``found`` and is killed in the next one."""
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(folder), name, when, mode, str(found)]
+    done = subprocess.run(command, env=environment, timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(("name", "when", "mode", "step"), PLACES)
 def test_a_save_that_was_killed_is_chosen_only_if_its_commit_was_complete(
     tmp_path: Path, name: str, when: str, mode: str, step: int
 ) -> None:
     saved(tmp_path, steps=1)
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), name, when, mode], env=environment, timeout=100, check=False
-    )
-    assert done.returncode == -signal.SIGKILL
+    kill(tmp_path, name, when, mode, found=1)
     job = Job(seed=3)
     with job.checkpointer(tmp_path, keep_last=1) as checkpoints:
         assert checkpoints.restore_latest() == step
@@ -75,3 +80,19 @@ def test_a_save_that_was_killed_is_chosen_only_if_its_commit_was_complete(
     assert [path for path in FolderStore(tmp_path).top() if "-step-" in path] == [
         next(path for path in FolderStore(tmp_path).top() if f"-step-{step + 1}-" in path)
     ], "what was interrupted is cleaned away by the next commit"
+
+
+def test_a_kill_before_the_first_commit_leaves_a_folder_that_was_never_committed(tmp_path: Path) -> None:
+    kill(tmp_path, "commit.json", "before", "sync", found=0)
+    with Job().checkpointer(tmp_path, start_over="if_never_committed") as checkpoints:
+        assert checkpoints.restore_latest() == 0
+
+
+def test_a_kill_right_after_the_first_commit_leaves_a_folder_that_was_committed(tmp_path: Path) -> None:
+    kill(tmp_path, "commit.json", "after", "sync", found=0)
+    flip_bit(saves(tmp_path)[0] / "__0_0.distcp", at=100)
+    with (
+        Job().checkpointer(tmp_path, start_over="if_never_committed") as checkpoints,
+        pytest.raises(NoValidCheckpoint),
+    ):
+        checkpoints.restore_latest()
