@@ -158,6 +158,7 @@ class Checkpointer:
 
         Raises:
             SaveFailed: This save, or the one before it, did not end in a commit. Saving again is possible.
+                What fails on one rank is raised on every rank.
             ConfigError: There are checkpoints and ``restore_latest`` was not called, a state is no plain data, or the
                 step is no whole number from 0.
         """
@@ -183,9 +184,13 @@ class Checkpointer:
         name = str(draft.name)
         recorder.ckpt_begin(name, step)
         try:
-            self.wait()
+            # Whatever fails on one rank alone has to stop all of them here: behind it torch's collectives begin.
+            self._wait_together()
+            state = self._ranks.together(
+                f"taking the state of step {step}",
+                lambda: snapshot.capture(self._contents, step=step, rank=self._ranks.rank),
+            )
             self._next_serial += 1
-            state = snapshot.capture(self._contents, step=step, rank=self._ranks.rank)
         except BaseException as error:  # the account has to know that training goes on, if it does
             recorder.ckpt_staged(name, step, stall_s=time.perf_counter() - begin)
             recorder.ckpt_fail(name, step, error=innermost(error))
@@ -197,8 +202,8 @@ class Checkpointer:
         self._last.run(state, writer, planner, self._ranks, mode=mode)
         self.last_stall_s = time.perf_counter() - begin
         recorder.ckpt_staged(name, step, stall_s=self.last_stall_s)
-        if mode == "sync" or self._last.is_over:
-            self.wait()
+        if mode == "sync":
+            self._wait_together()
 
     def _settle(self, draft: Commit, failure: BaseException | None) -> None:
         """On each rank when a save is over, in the thread that saved."""
@@ -233,6 +238,11 @@ class Checkpointer:
         if last is not None:
             last.result(timeout_s=self._timeout_s)
 
+    def _wait_together(self) -> None:
+        """``wait`` on every rank: a save that failed on any failed on all."""
+        step = self._last.step if self._last else -1
+        self._ranks.together(f"the save of step {step}", self.wait)
+
     def restore_latest(self, *, max_step: int | None = None) -> int:
         """Put the newest checkpoint that verifies into all objects; collective.
 
@@ -247,7 +257,7 @@ class Checkpointer:
             NoValidCheckpoint: There are saves, or were, and none can be resumed from.
             CheckpointError: The chosen one does not fit the objects, or cannot be read.
         """
-        self.wait()
+        self._wait_together()
         with _phase("ckpt_find"):
             choice = choose(
                 self._store, self._ranks, verify=self._verify, start_over=self._start_over, max_step=max_step
@@ -307,10 +317,10 @@ class Checkpointer:
         if not self._ranks.any(self._stop.came):
             return
         try:
-            self.wait()
+            self._wait_together()
         except SaveFailed as error:
             logger.warning("%s; saving once more before leaving", error)
-        if self._committed != step:
+        if self._ranks.any(self._committed != step):
             self.save(step, mode="sync")
         self.close()
         raise SystemExit(EXIT_STATUS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from cacheloader.errors import CheckpointError, ConfigError
+from cacheloader.errors import CacheloaderError, CheckpointError, ConfigError, SaveFailed
 from cacheloader.world import detect
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class Ranks:
     def together(self, what: str, act: Callable[[], T]) -> T:
         """Run ``act`` on every rank; if it fails on any, every rank raises.
 
+        Where it failed the error is its own; elsewhere it is of the same kind, if that is one of cacheloader's.
+
         Args:
             what: Names the act in the error on the ranks where it did not fail.
             act: What to do.
@@ -90,12 +92,13 @@ class Ranks:
             result = act()
         except Exception as error:  # noqa: BLE001  (raised below, after the others know)
             own = error
-        messages = self.gather("" if own is None else f"{type(own).__name__}: {own}")
+        kind: type[CacheloaderError] = type(own) if isinstance(own, ConfigError | SaveFailed) else CheckpointError
+        told = self.gather((kind, "" if own is None else f"{type(own).__name__}: {own}"))
         if own is not None:
             raise own
-        failed = [(rank, message) for rank, message in enumerate(messages) if message]
-        if failed:
-            raise CheckpointError(f"{what} failed on rank {failed[0][0]}: {failed[0][1]}")
+        for rank, (kind, message) in enumerate(told):
+            if message:
+                raise kind(f"{what} failed on rank {rank}: {message}")
         return result  # type: ignore[no-any-return]
 
     def any(self, flag: bool) -> bool:  # noqa: FBT001

@@ -88,11 +88,6 @@ class Save:
         else:
             self._done.set_exception(failure)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, either way."""
-        return self._done.done()
-
     def result(self, *, timeout_s: float) -> None:
         """Wait for the end.
 
