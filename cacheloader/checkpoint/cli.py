@@ -134,7 +134,11 @@ def _ls(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    return _show(options, rows(_store(options), read_bytes=True, only=options.names))
+    store = _store(options)
+    found = rows(store, read_bytes=True, only=options.names)
+    if not found:
+        raise CheckpointError(f"{store} holds no checkpoint, or is not there, so nothing was verified; check the URL")
+    return _show(options, found)
 
 
 def _show(options: argparse.Namespace, found: list[Row]) -> int:

@@ -231,3 +231,10 @@ def test_a_folder_that_cannot_be_listed_is_a_sentence(
         assert words in error
         assert "cannot be listed" in error
         assert len(error.splitlines()) == 1
+
+
+def test_verifying_a_folder_that_is_not_there_fails_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ckpt", "verify", str(tmp_path / "mistyped")]) == 1
+    assert "mistyped holds no checkpoint, or is not there" in capsys.readouterr().err
