@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
 import cacheloader
-from cacheloader.checkpoint import snapshot, survey
+from cacheloader.checkpoint import foreign, snapshot, survey
 from cacheloader.checkpoint.commit import Commit
 from cacheloader.checkpoint.ranks import Ranks
 from cacheloader.checkpoint.restoring import StartOver, Verify, choose
@@ -251,7 +251,7 @@ class Checkpointer:
                 newer than what was passed over.
 
         Returns:
-            Its step; 0 if the job has no saves yet.
+            Its step; 0 if the job has no saves yet. Checkpoints of other tools are none, and warned of.
 
         Raises:
             NoValidCheckpoint: There are saves, or were, and none can be resumed from.
@@ -268,6 +268,8 @@ class Checkpointer:
         if self._ranks.is_first:
             for one in choice.skipped:
                 logger.warning("passed over %s", one)
+            if choice.commit is None and not choice.skipped and self._start_over != "always":
+                self._warn_of_others()
         step, name, saved_ranks = 0, "", 0
         if choice.commit is not None:
             with _phase("ckpt_read"):
@@ -280,6 +282,23 @@ class Checkpointer:
         skipped = [(one.name, one.reason) for one in choice.skipped]
         recorder.restore(name, step, skipped=skipped, world_old=saved_ranks)
         return step
+
+    def _warn_of_others(self) -> None:
+        """Step 0 beside checkpoints of another tool is seldom what was meant."""
+        try:
+            others = foreign.named(self._store)
+        except Exception as error:  # noqa: BLE001  (only a warning is at stake)
+            logger.warning("%s cannot be searched for checkpoints of other tools: %s", self._store, innermost(error))
+            return
+        if others:
+            logger.warning(
+                "%s holds no save of cacheloader, so this job starts at step 0, but %d of other tools, %s first: to go "
+                "on from it, load it with the tool that wrote it, or with torch.distributed.checkpoint.load, before "
+                "training; the first save() is then one that restore_latest() finds",
+                self._store,
+                len(others),
+                others[0],
+            )
 
     def _load(self, commit: Commit) -> int:
         folder, world = str(commit.name), self._ranks

@@ -70,6 +70,12 @@ def examine(store: Store, name: str, *, read_bytes: bool) -> Foreign | None:
     )
 
 
+def named(store: Store) -> list[str]:
+    """Checkpoints of other tools right below the root, as ``name (kind)``, latest step first."""
+    found = [one for name in store.top() if (one := examine(store, name, read_bytes=False))]
+    return [f"{one.name} ({one.kind})" for one in sorted(found, key=lambda one: (-one.step, one.name))]
+
+
 def _kind(name: str, files: Mapping[str, File]) -> str:
     if "" in files:
         if name.endswith(".ckpt"):
