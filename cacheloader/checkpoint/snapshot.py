@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
+
+logger = logging.getLogger(__name__)
 
 _PLAIN = "cacheloader.plain"
 """First half of a tuple that hides a plain value from torch, which would take dicts and lists apart."""
@@ -106,6 +109,8 @@ def template(contents: Contents, metadata: Metadata, *, rank: int, world_size: i
     state: dict[str, Any] = {name: get_model_state_dict(module) for name, module in contents.modules.items()}
     for name in contents.modules:
         _compare(name, {path for path, _ in _leaves(state[name], name)}, _below(saved, name))
+        if rank == 0:
+            _warn_of_other_types(state[name], name, metadata)
     if contents.optimizers and _below(saved, "optimizer"):
         state["optimizer"] = get_optimizer_state_dict(contents.modules["model"], contents.optimizers)
         _prune(state["optimizer"], saved)
@@ -197,6 +202,24 @@ def _compare(name: str, wanted: set[str], found: set[str]) -> None:
                 + ("" if words == "lacks" else f", for which {name} has no place")
                 + "; resume with the model and optimizer that it was saved from"
             )
+
+
+def _warn_of_other_types(state: Mapping[str, Any], name: str, metadata: Metadata) -> None:
+    """Loading converts and says nothing; a model that came back in fewer bits is another model."""
+    others = []
+    for path, value in _leaves(state, name):
+        properties = getattr(metadata.state_dict_metadata[path], "properties", None)
+        if properties is not None and isinstance(value, torch.Tensor) and properties.dtype != value.dtype:
+            others.append((path, properties.dtype, value.dtype))
+    if others:
+        path, was, now = others[0]
+        logger.warning(
+            "%s was saved as %s and is loaded as %s%s; make the model in the type it was saved in to resume exactly",
+            path,
+            was,
+            now,
+            f", {len(others) - 1} more likewise" if others[1:] else "",
+        )
 
 
 def _prune(optimizer: dict[str, Any], saved: set[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import cacheloader as cl
@@ -37,6 +38,17 @@ def test_a_resumed_job_goes_on_bit_for_bit(tmp_path: Path, mode: str) -> None:
 def test_a_job_without_saves_starts_at_step_0(tmp_path: Path) -> None:
     with Job().checkpointer(tmp_path / "none yet") as checkpoints:
         assert checkpoints.restore_latest() == 0
+
+
+def test_a_folder_with_another_tools_checkpoints_alone_is_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (400, 500):
+        dcp.save({"model": {"w": torch.ones(3)}}, checkpoint_id=tmp_path / f"step-{step}")
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 0
+    assert "2 of other tools, step-500 (torchtitan) first" in caplog.text
+    assert "torch.distributed.checkpoint.load" in caplog.text
 
 
 def test_a_save_before_the_first_step_restores_an_optimizer_without_state(tmp_path: Path) -> None:
@@ -404,6 +416,19 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_older_is_taken_ins
         pytest.raises(CheckpointError, match="does not fit model: it lacks"),
     ):
         checkpoints.restore_latest()
+
+
+def test_a_model_of_another_type_than_the_save_is_warned_of_by_its_first_parameter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cl.Checkpointer(tmp_path, model=nn.Linear(3, 2)) as checkpoints:
+        checkpoints.save(1)
+    with cl.Checkpointer(tmp_path, model=nn.Linear(3, 2)) as checkpoints:
+        checkpoints.restore_latest()
+    assert "was saved as" not in caplog.text
+    with cl.Checkpointer(tmp_path, model=nn.Linear(3, 2).bfloat16()) as checkpoints:
+        assert checkpoints.restore_latest() == 1
+    assert "model.weight was saved as torch.float32 and is loaded as torch.bfloat16, 1 more likewise" in caplog.text
 
 
 def test_a_stop_signal_becomes_a_save_and_exit_status_75(tmp_path: Path) -> None:
