@@ -40,6 +40,7 @@ def test_a_job_without_saves_starts_at_step_0(tmp_path: Path) -> None:
         assert checkpoints.restore_latest() == 0
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_folder_with_another_tools_checkpoints_alone_is_named_in_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
