@@ -6,11 +6,21 @@ An unknown ``ev`` is skipped, so that a newer writer can add some; an unknown ``
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from cacheloader.errors import ConfigError
 
 FORMAT_VERSION = 1
+
+# Accounts count in 64 bits, so a line with a number beyond these is damaged.
+WallNs = Annotated[int, Meta(ge=0, le=2**62)]  # the year 2116
+MonoNs = Annotated[int, Meta(ge=-(2**60), le=2**60)]  # 36 years since the boot
+Count = Annotated[int, Meta(ge=-1, le=2**40)]
+Width = Annotated[int, Meta(ge=-1, le=2**20)]
+Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="ev", gc=False):
@@ -34,13 +44,13 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="ev", gc=False
     run: str
     att: str
     node: str
-    rank: int
-    world: int
-    seq: int
-    wall_ns: int
-    mono_ns: int
+    rank: Width
+    world: Width
+    seq: Count
+    wall_ns: WallNs
+    mono_ns: MonoNs
     boot: str = ""
-    step: int = -1
+    step: Count = -1
 
 
 class RunStart(_Event, frozen=True, kw_only=True, tag="run.start", gc=False):
@@ -48,7 +58,7 @@ class RunStart(_Event, frozen=True, kw_only=True, tag="run.start", gc=False):
 
     config: str = ""
     dataset: str = ""
-    n_devices: int = 0
+    n_devices: Width = 0
     reason: str = ""
 
 
@@ -67,7 +77,7 @@ class AttemptStart(_Event, frozen=True, kw_only=True, tag="attempt.start", gc=Fa
     """
 
     launcher: str = ""
-    process_start_ns: int = 0
+    process_start_ns: WallNs = 0
 
 
 class AttemptEnd(_Event, frozen=True, kw_only=True, tag="attempt.end", gc=False):
@@ -117,17 +127,17 @@ class Step(_Event, frozen=True, kw_only=True, tag="step", gc=False):
         source: Where the waiting came from, if the loader knows: the shard that was waited for.
     """
 
-    dur_s: float
-    fetch_s: float = 0.0
-    exposed_s: float = -1.0
-    h2d_s: float = 0.0
-    coll_wait_s: float = -1.0
-    coll_us: tuple[int, ...] = ()
-    tokens: int = 0
-    samples: int = 0
-    first: int = -1
-    last: int = -1
-    epoch: int = -1
+    dur_s: Seconds
+    fetch_s: Seconds = 0.0
+    exposed_s: Seconds = -1.0
+    h2d_s: Seconds = 0.0
+    coll_wait_s: Seconds = -1.0
+    coll_us: tuple[Count, ...] = ()
+    tokens: Count = 0
+    samples: Count = 0
+    first: Count = -1
+    last: Count = -1
+    epoch: Count = -1
     source: str = ""
 
 
@@ -140,9 +150,9 @@ class StepLate(_Event, frozen=True, kw_only=True, tag="step.late", gc=False):
         coll_us: As in ``Step``.
     """
 
-    of_mono_ns: int
-    exposed_s: float = -1.0
-    coll_us: tuple[int, ...] = ()
+    of_mono_ns: MonoNs
+    exposed_s: Seconds = -1.0
+    coll_us: tuple[Count, ...] = ()
 
 
 class CkptBegin(_Event, frozen=True, kw_only=True, tag="ckpt.begin", gc=False):
@@ -155,7 +165,7 @@ class CkptStaged(_Event, frozen=True, kw_only=True, tag="ckpt.staged", gc=False)
     """The training thread goes on; it stood still for ``stall_s`` until now."""
 
     ckpt: str
-    stall_s: float
+    stall_s: Seconds
     bytes: int = 0
 
 
@@ -191,14 +201,14 @@ class Restore(_Event, frozen=True, kw_only=True, tag="restore", gc=False):
 
     ckpt: str = ""
     skipped: tuple[tuple[str, str], ...] = ()
-    world_old: int = 0
+    world_old: Count = 0
 
 
 class Rollback(_Event, frozen=True, kw_only=True, tag="rollback", gc=False):
     """Steps behind ``to_step`` are given up inside an attempt, for instance after a loss spike."""
 
-    from_step: int
-    to_step: int
+    from_step: Count
+    to_step: Count
     reason: str = ""
 
 
@@ -213,10 +223,10 @@ class Heartbeat(_Event, frozen=True, kw_only=True, tag="hb", gc=False):
         queue: Batches that are ready; -1 if unknown.
     """
 
-    of_rank: int
-    beat_age_s: float = 0.0
+    of_rank: Width
+    beat_age_s: Seconds = 0.0
     state: str = ""
-    cpu_s: float = 0.0
+    cpu_s: Seconds = 0.0
     queue: int = -1
 
 
@@ -231,9 +241,9 @@ class Collectives(_Event, frozen=True, kw_only=True, tag="coll", gc=False):
     """
 
     op: str
-    n: int
-    hist: dict[int, int] = {}
-    top: tuple[tuple[int, float], ...] = ()
+    n: Count
+    hist: dict[int, Count] = {}
+    top: tuple[tuple[Count, Seconds], ...] = ()
 
 
 class Fail(_Event, frozen=True, kw_only=True, tag="fail", gc=False):
@@ -248,25 +258,25 @@ class Fail(_Event, frozen=True, kw_only=True, tag="fail", gc=False):
     """
 
     kind: str
-    of_rank: int = -1
+    of_rank: Width = -1
     first_seen_by: str = ""
-    died_wall_ns: int = 0
+    died_wall_ns: WallNs = 0
     evidence: str = ""
 
 
 class Membership(_Event, frozen=True, kw_only=True, tag="membership", gc=False):
     """So many devices are paid for from here on."""
 
-    n_devices: int
+    n_devices: Width
 
 
 class Cache(_Event, frozen=True, kw_only=True, tag="cache", gc=False):
     """What the node's cache did since the start of the attempt."""
 
-    hits: int = 0
-    misses: int = 0
+    hits: Count = 0
+    misses: Count = 0
     bytes: dict[str, int] = {}
-    evictions: int = 0
+    evictions: Count = 0
 
 
 Event = (

@@ -13,6 +13,7 @@ import pytest
 import cacheloader as cl
 from cacheloader.errors import ConfigError
 from cacheloader.goodput import events, recorder
+from cacheloader.goodput.command import Reader
 from cacheloader.goodput.folder import EventFolder
 from cacheloader.goodput.recorder import Recorder
 
@@ -204,3 +205,23 @@ def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> 
     writer.emit("membership", n_devices=2)
     writer.close()
     assert [event.n_devices for event in read(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("mono_ns", 2**63), ("wall_ns", 2**64), ("seq", 10**30), ("step", 2**63), ("dur_s", 1e300), ("coll_us", [2**63])],
+)
+def test_a_number_that_no_account_can_hold_damages_its_line_and_no_other(
+    tmp_path: Path, field: str, value: Any
+) -> None:
+    with run_in(tmp_path) as run:
+        list(run.timed(range(3)))
+    (path,) = tmp_path.glob("events-*.jsonl")
+    lines = path.read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if '"dur_s"' in line)
+    lines[place] = json.dumps({**json.loads(lines[place]), field: value})
+    path.write_text("\n".join(lines) + "\n")
+    reader = Reader(tmp_path)
+    (damaged,) = reader.report()["damaged_lines"]
+    assert field in damaged or "out of range" in damaged
+    assert [step.step for step in of(read(tmp_path), events.Step)] == [2, 3]
