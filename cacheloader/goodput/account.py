@@ -121,6 +121,7 @@ class StepStatistics:
         tokens_kept: Of those kept.
         samples_issued: Likewise.
         samples_kept: Likewise.
+        kept_ns: Paid device time inside kept steps, fetch included.
         rows: Of each rank and attempt, which steps were kept, and its steps.
         idle_ns: Likewise, how long each step waited for slower ranks or hung.
     """
@@ -129,6 +130,7 @@ class StepStatistics:
     tokens_kept: int = 0
     samples_issued: int = 0
     samples_kept: int = 0
+    kept_ns: int = 0
     rows: list[tuple[np.ndarray, Painted]] = field(default_factory=list)
     idle_ns: list[np.ndarray] = field(default_factory=list)
 
@@ -318,8 +320,8 @@ class Account:
 
     @property
     def kept_step_ns(self) -> int:
-        """Device time of kept steps: computing, fetching, waiting."""
-        return int(self._kept[1].sum())
+        """Device time of kept steps: computing, fetching, waiting; what was paid for, each instant of a device once."""
+        return self.steps.kept_ns
 
     @property
     def kept_share(self) -> float:

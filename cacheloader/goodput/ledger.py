@@ -205,6 +205,8 @@ class _Fold:
         for t, paint in enumerate(self._painted[k]):
             pieces = paint.pieces(wait_ns[t], hang_ns[t], warm_ns[t])
             self._device(k, t, pieces, begin, end)
+            is_kept = self._lineage.fates[k][t][pieces.step] == Fate.KEPT
+            stats.kept_ns += int(_spans(pieces, begin, end)[is_kept].sum())
             stats.add(paint, self._lineage.fates[k][t], wait_ns[t] + hang_ns[t])
         for device in range(len(self._tracks[k]), world):
             self._put(k, device, [(begin, end, Category.OTHER, "nothing recorded")])
@@ -322,7 +324,7 @@ class _Fold:
     def _count_undone(self, k: int, t: int, pieces: Pieces, begin: int, end: int) -> None:
         fates, undoers = self._lineage.fates[k][t], self._lineage.undone_by[k][t]
         is_lost = (fates[pieces.step] == Fate.LOST) & (pieces.part != Part.WARMUP)
-        spans = np.maximum(np.clip(pieces.end_ns, begin, end) - np.clip(pieces.start_ns, begin, end), 0)
+        spans = _spans(pieces, begin, end)
         for undoer in np.unique(undoers[pieces.step][is_lost]).tolist():
             chosen = is_lost & (undoers[pieces.step] == undoer)
             self._undone[undoer if undoer >= 0 else -1 - k] += int(spans[chosen].sum())
@@ -458,6 +460,12 @@ class _Fold:
                 )
             )
         return found
+
+
+def _spans(pieces: Pieces, begin: int, end: int) -> np.ndarray:
+    """How much of each piece lies in ``[begin, end)``; attempts may overlap, and the later one is paid for."""
+    found: np.ndarray = np.clip(pieces.end_ns, begin, end) - np.clip(pieces.start_ns, begin, end)
+    return found
 
 
 def _categories(pieces: Pieces, fates: np.ndarray) -> np.ndarray:

@@ -178,6 +178,18 @@ def test_the_denominator_follows_the_membership() -> None:
     assert seconds(found) == {Category.COMPUTE: 40 + 30, Category.GAP: 20 + 6}
 
 
+def test_attempts_that_overlap_never_keep_more_time_than_was_paid_for() -> None:
+    job = Job()
+    for att, begin in (("a1", 0), ("a2", 10)):  # the first is believed dead, and goes on beside the second
+        job.all(events.AttemptStart, begin, att=att, world=1)
+        for step in range(1, 101):
+            job.all(events.Step, begin + step, att=att, world=1, step=step, dur_s=1.0, fetch_s=0.1)
+        job.all(events.CkptCommit, begin + 100.5, att=att, world=1, step=100, ckpt=f"{att}-100")
+    found = account(job.found)
+    assert found.kept_step_ns <= found.paid_ns
+    assert 0.9 <= found.kept_share <= 1
+
+
 def test_silence_of_more_than_three_heartbeats_is_not_productive_until_the_step_is_done_after_all() -> None:
     job = Job()
     job.all(events.AttemptStart, 0, att="a1", world=1)
