@@ -38,14 +38,28 @@ class Reader:
         self._ended_ns = 0
 
     def account(self) -> tuple[Account, bool]:
-        """The account as of now, and whether the run is under way."""
+        """The account as of now, and whether the run is under way.
+
+        Raises:
+            ConfigError: There are several runs below the folder, in folders of their own.
+        """
         for found in self.folder.blocks():
             self._ledger.add(found)
             self._newest_ns = max(self._newest_ns, *(event.wall_ns for event in found), 0)
             self._ended_ns = max(self._ended_ns, *(event.wall_ns for event in found if isinstance(event, RunEnd)), 0)
+        self._refuse_several_runs()
         now_ns = time.time_ns()
         is_live = self._ended_ns < self._newest_ns - 10**9 and now_ns - self._newest_ns < LIVE_S * 1e9
         return self._ledger.account(now_ns=now_ns if is_live else None), is_live
+
+    def _refuse_several_runs(self) -> None:
+        """A run's files may lie in a folder for each node, and its own folder may have been renamed; not both."""
+        runs = {name for names in self.folder.runs.values() for name in names}
+        if len(self.folder.runs) > 1 and len(runs) > 1:
+            listed = ", ".join(sorted(self.folder.runs)[:10]) + (", …" if len(self.folder.runs) > 10 else "")
+            raise ConfigError(
+                f"{self.folder.path} holds {len(runs)} runs, and an account is of one; name one of the folders {listed}"
+            )
 
     def report(self) -> dict[str, Any]:
         """The report as of now."""

@@ -27,10 +27,12 @@ class EventFolder:
     Attributes:
         path: The folder, or a URL that fsspec knows.
         damaged: Lines that are no events, as ``file:line: why``.
+        runs: The names of runs in each folder with event files, as far as they were read.
     """
 
     path: Path | str
     damaged: list[str] = field(default_factory=list)
+    runs: dict[str, set[str]] = field(default_factory=dict)
     _place: Place = field(init=False)
     _offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -82,6 +84,8 @@ class EventFolder:
                 offset += len(whole)
                 number += whole.count(b"\n")
                 self._offsets[path] = (offset, number)
+                if found:  # a file is of one rank in one attempt
+                    self.runs.setdefault(str(PurePath(path).parent), set()).add(found[0].run)
                 yield found
 
     def _lines(self, path: str, number: int, block: bytes) -> list[Event]:
