@@ -180,11 +180,11 @@ def test_the_denominator_follows_the_membership() -> None:
 
 def test_attempts_that_overlap_never_keep_more_time_than_was_paid_for() -> None:
     job = Job()
-    for att, begin in (("a1", 0), ("a2", 10)):  # the first is believed dead, and goes on beside the second
+    for att, begin, first in (("a1", 0, 1), ("a2", 20, 51)):  # on two nodes, whose clocks differ by half a minute
         job.all(events.AttemptStart, begin, att=att, world=1)
-        for step in range(1, 101):
-            job.all(events.Step, begin + step, att=att, world=1, step=step, dur_s=1.0, fetch_s=0.1)
-        job.all(events.CkptCommit, begin + 100.5, att=att, world=1, step=100, ckpt=f"{att}-100")
+        for step in range(first, first + 50):
+            job.all(events.Step, begin + step - first + 1, att=att, world=1, step=step, dur_s=1.0, fetch_s=0.1)
+        job.all(events.CkptCommit, begin + 50.5, att=att, world=1, step=first + 49, ckpt=f"{att}-{first}")
     found = account(job.found)
     assert found.kept_step_ns <= found.paid_ns
     assert 0.9 <= found.kept_share <= 1
