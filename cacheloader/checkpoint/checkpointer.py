@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import cacheloader
 from cacheloader.checkpoint import foreign, snapshot, survey
 from cacheloader.checkpoint.commit import Commit
+from cacheloader.checkpoint.neighbours import Neighbours
 from cacheloader.checkpoint.ranks import Ranks
 from cacheloader.checkpoint.restoring import StartOver, Verify, choose
 from cacheloader.checkpoint.retention import Retention
@@ -128,18 +129,25 @@ class Checkpointer:
         self._unreadable: set[Name] = set()
         self.last_stall_s = 0.0
         self.skipped: tuple[Skipped, ...] = ()
-        newest, self._attempt = self._ranks.from_first(lambda: (self._newest_serial(), secrets.token_hex(4)))
+        self._neighbours: Neighbours | None = None  # on rank 0 only
+        newest, self._attempt = self._ranks.from_first(self._begin_attempt)
         self._next_serial = newest + 1
         self._may_save = not newest or start_over == "always"
         self._stop = None if stop_signal is None else StopSignal(stop_signal)
 
-    def _newest_serial(self) -> int:
+    def _begin_attempt(self) -> tuple[int, str]:
+        """On rank 0: the newest serial, and a name of this attempt."""
+        attempt = secrets.token_hex(4)
         try:
-            return max((name.serial for name in survey.names(self._store)), default=0)
+            there = survey.names(self._store)
+            self._neighbours = Neighbours(
+                self._store, attempt=attempt, there=there, sees_changes=not self._retention.keeps_all
+            )
         except Exception as error:
             raise CheckpointError(
                 f"{self._store} cannot be listed ({innermost(error)}); name a folder that this job may read and write"
             ) from error
+        return max((name.serial for name in there), default=0), attempt
 
     @property
     def committed_step(self) -> int | None:
@@ -217,11 +225,12 @@ class Checkpointer:
             self._good.add(draft.name)
             recorder.ckpt_commit(name, draft.step, size_bytes=commit.size_bytes, manifest_hash=commit.digest)
         self._committed = draft.step
-        if self._ranks.is_first and not self._retention.keeps_all:
+        if self._neighbours is not None:
             try:
-                gone = survey.thin_out(
-                    self._store, self._retention, bad=self._bad, unreadable=self._unreadable, good=self._good
-                )
+                spared = self._unreadable | self._neighbours.saves()
+                if self._retention.keeps_all:
+                    return
+                gone = survey.thin_out(self._store, self._retention, bad=self._bad, spared=spared, good=self._good)
             except Exception as error:  # noqa: BLE001  (the save is good; old ones can go next time)
                 logger.warning("old checkpoints could not be deleted: %s", innermost(error))
                 return

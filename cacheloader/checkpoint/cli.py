@@ -211,7 +211,7 @@ def _superfluous(store: Store, retention: Retention) -> list[str]:
                 unreadable.add(found.name)
     committed = [found.name for found in looked if found.commit]
     uncommitted = [found.name for found in looked if not found.commit]
-    going = removable(committed, uncommitted, bad=bad, unreadable=unreadable, retention=retention)
+    going = removable(committed, uncommitted, bad=bad, spared=unreadable, retention=retention)
     return [str(name) for name in going]
 
 

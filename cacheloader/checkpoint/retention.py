@@ -44,7 +44,7 @@ def removable(
     uncommitted: Iterable[Name],
     *,
     bad: Collection[Name],
-    unreadable: Collection[Name] = (),
+    spared: Collection[Name] = (),
     retention: Retention,
 ) -> list[Name]:
     """What to delete, oldest first.
@@ -56,10 +56,10 @@ def removable(
         committed: Checkpoints with a commit record and all files in their sizes.
         uncommitted: Folders of saves without one.
         bad: Committed ones whose bytes were found to be wrong.
-        unreadable: Committed ones that could not be read and may be whole: they stay, and do not count as kept.
+        spared: Committed ones that stay and do not count as kept: they could not be read, or are another job's.
         retention: How many stay.
     """
-    committed = [name for name in committed if name not in unreadable]
+    committed = [name for name in committed if name not in spared]
     good = sorted(name for name in committed if name not in bad)
     if not good or retention.keeps_all:
         return []

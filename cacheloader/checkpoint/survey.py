@@ -78,7 +78,7 @@ def thin_out(
     retention: Retention,
     *,
     bad: Collection[Name],
-    unreadable: Collection[Name] = (),
+    spared: Collection[Name] = (),
     good: Collection[Name] = (),
 ) -> list[Name]:
     """Delete what the retention does not keep.
@@ -87,7 +87,7 @@ def thin_out(
         store: Where the saves lie.
         retention: How many stay.
         bad: Those whose bytes were found to be wrong.
-        unreadable: Those that could not be read and may be whole; they stay.
+        spared: Those that stay whatever they are, and do not count as kept.
         good: Those that were looked at before and need not be again.
 
     Returns:
@@ -95,8 +95,8 @@ def thin_out(
     """
     there = names(store)
     committed = [name for name in there if name in good or look(store, name).commit is not None]
-    uncommitted = set(there) - set(committed) - set(unreadable)
-    going = removable(committed, uncommitted, bad=bad, unreadable=unreadable, retention=retention)
+    uncommitted = set(there) - set(committed) - set(spared)
+    going = removable(committed, uncommitted, bad=bad, spared=spared, retention=retention)
     for name in going:
         remove(store, name)
     return going

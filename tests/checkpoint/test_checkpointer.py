@@ -245,6 +245,34 @@ def test_retention_keeps_the_newest_and_each_hundredth(tmp_path: Path) -> None:
     assert [int(path.name.split("-")[2]) for path in saves(tmp_path)] == [4, 6, 7]
 
 
+def test_two_jobs_in_one_folder_are_warned_of_and_do_not_delete_each_others_saves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path, steps=1)
+    begun = tmp_path / "000002-step-2-0123abcd"
+    dead = tmp_path / "000002-step-2-deaddead"
+    for folder in (begun, dead):
+        folder.mkdir()
+        (folder / "__0_0.distcp").write_bytes(b"first part")
+    with (
+        Job().checkpointer(tmp_path, keep_last=1) as one,
+        Job().checkpointer(tmp_path, keep_last=1) as other,
+    ):
+        one.restore_latest()
+        other.restore_latest()
+        (begun / "__1_0.distcp").write_bytes(b"second part, of a third job that is alive")
+        for step in (11, 12):
+            one.save(step)
+            one.wait()
+            other.save(step + 10)
+            other.wait()
+    assert sorted(int(path.name.split("-")[2]) for path in saves(tmp_path)) == [2, 12, 22]
+    assert begun.exists()
+    assert not dead.exists()
+    assert f"another job is saving into {tmp_path}" in caplog.text
+    assert begun.name in caplog.text
+
+
 def test_a_save_that_failed_in_the_background_is_raised_by_the_next_and_training_can_go_on(tmp_path: Path) -> None:
     job = saved(tmp_path, steps=1)
     with job.checkpointer(tmp_path) as checkpoints:
