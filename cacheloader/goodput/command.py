@@ -53,12 +53,15 @@ class Reader:
         return self._ledger.account(now_ns=now_ns if is_live else None), is_live
 
     def _refuse_several_runs(self) -> None:
-        """A run's files may lie in a folder for each node, and its own folder may have been renamed; not both."""
-        runs = {name for names in self.folder.runs.values() for name in names}
-        if len(self.folder.runs) > 1 and len(runs) > 1:
+        """A run's files may lie in a folder for each node, have copies, or two names since it was renamed."""
+        names, begun = (
+            {name for found in places.values() for name in found} for places in (self.folder.runs, self.folder.begun)
+        )
+        if len(self.folder.runs) > 1 and (len(names) > 1 or (len(self.folder.begun) > 1 and len(begun) > 1)):
             listed = ", ".join(sorted(self.folder.runs)[:10]) + (", …" if len(self.folder.runs) > 10 else "")
             raise ConfigError(
-                f"{self.folder.path} holds {len(runs)} runs, and an account is of one; name one of the folders {listed}"
+                f"{self.folder.path} holds several runs, and an account is of one; name one of the folders {listed}, "
+                "or put the files of one run into one folder"
             )
 
     def report(self) -> dict[str, Any]:

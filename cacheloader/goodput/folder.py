@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import ConfigError
-from cacheloader.goodput.events import decode, decode_block
+from cacheloader.goodput.events import RunStart, decode, decode_block
 from cacheloader.goodput.places import Place, place
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ class EventFolder:
         path: The folder, or a URL that fsspec knows.
         damaged: Lines that are no events, as ``file:line: why``.
         runs: The names of runs in each folder with event files, as far as they were read.
+        begun: For each folder in which a run began the attempts that began it.
     """
 
     path: Path | str
     damaged: list[str] = field(default_factory=list)
     runs: dict[str, set[str]] = field(default_factory=dict)
+    begun: dict[str, set[str]] = field(default_factory=dict)
     _place: Place = field(init=False)
     _offsets: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -85,7 +87,10 @@ class EventFolder:
                 number += whole.count(b"\n")
                 self._offsets[path] = (offset, number)
                 if found:  # a file is of one rank in one attempt
-                    self.runs.setdefault(str(PurePath(path).parent), set()).add(found[0].run)
+                    parent = str(PurePath(path).parent)
+                    self.runs.setdefault(parent, set()).add(found[0].run)
+                    if isinstance(found[0], RunStart):
+                        self.begun.setdefault(parent, set()).add(found[0].att)
                 yield found
 
     def _lines(self, path: str, number: int, block: bytes) -> list[Event]:

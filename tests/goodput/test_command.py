@@ -119,17 +119,18 @@ def test_a_folder_without_events_is_wrong_usage(tmp_path: Path, capsys: pytest.C
     assert "no goodput events" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("names", [("first", "second"), ("first/goodput", "second/goodput")])
 def test_a_folder_of_two_runs_is_refused_and_they_are_listed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, str]
 ) -> None:
-    for name in ("first", "second"):
-        with cl.goodput.Run(tmp_path / name, rank=0, world_size=1) as run:
+    for name in names:
+        with cl.goodput.Run(tmp_path / name, attempt=f"of-{name[:5]}", rank=0, world_size=1) as run:
             list(run.timed(range(3)))
     assert main(["goodput", str(tmp_path)]) == 2
     said = capsys.readouterr().err
-    assert "holds 2 runs" in said
-    assert f"{tmp_path / 'first'}, {tmp_path / 'second'}" in said
-    assert as_json(capsys, str(tmp_path / "second"))["damaged_lines"] == []
+    assert "holds several runs" in said
+    assert f"{tmp_path / names[0]}, {tmp_path / names[1]}" in said
+    assert as_json(capsys, str(tmp_path / names[1]))["damaged_lines"] == []
 
 
 def test_the_same_report_comes_from_a_copy_in_an_object_store(tmp_path: Path) -> None:
