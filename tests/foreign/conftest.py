@@ -12,7 +12,7 @@ URL = "mem://foreign/"
 SHARDS = (7, 0, 11, 5, 9, 3)  # 35 samples
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def memory_sets() -> Iterator[MemorySets]:
     with MemorySets().installed() as sets:
         sets.add(URL, SHARDS)
