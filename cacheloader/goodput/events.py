@@ -18,6 +18,7 @@ FORMAT_VERSION = 1
 # Accounts count in 64 bits, so a line with a number beyond these is damaged.
 WallNs = Annotated[int, Meta(ge=0, le=2**62)]  # the year 2116
 MonoNs = Annotated[int, Meta(ge=-(2**60), le=2**60)]  # 36 years since the boot
+Seq = Annotated[int, Meta(ge=-1, le=2**62)]  # the daemon numbers its events by the time
 Count = Annotated[int, Meta(ge=-1, le=2**40)]
 Width = Annotated[int, Meta(ge=-1, le=2**20)]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -46,7 +47,7 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="ev", gc=False
     node: str
     rank: Width
     world: Width
-    seq: Count
+    seq: Seq
     wall_ns: WallNs
     mono_ns: MonoNs
     boot: str = ""
