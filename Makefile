@@ -8,7 +8,7 @@ demo: .venv/ready
 	$(BIN)/cacheloader demo
 
 test: .venv/ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 check: lint types imports test
 

@@ -102,9 +102,12 @@ class _OriginSource:
         return self._info.size_bytes
 
     def read(self, start: int, stop: int) -> bytes:
-        if not self._step_start <= start <= stop <= self._step_start + len(self._step):
-            step_stop = min(max(stop, start + self._read_bytes), self._info.size_bytes)
-            self._step = self._ask(start, step_stop)
+        step_end = self._step_start + len(self._step)
+        if not self._step_start <= start <= stop <= step_end:
+            # What a read across the end of a step finds there is not asked for again.
+            kept = self._step[start - self._step_start :] if self._step_start <= start < step_end else b""
+            begin = start + len(kept)
+            self._step = kept + self._ask(begin, min(max(stop, begin + self._read_bytes), self._info.size_bytes))
             self._step_start = start
         return self._step[start - self._step_start : stop - self._step_start]
 

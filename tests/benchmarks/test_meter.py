@@ -128,7 +128,8 @@ def test_cpu_time_and_memory_are_charged_to_who_used_them(task, detached):
     assert spared < 0.1
     assert phase.peak_memory_bytes.main > 1 << 20
     if detached:
-        assert phase.peak_memory_bytes.worker <= others
+        # They may have grown since.
+        assert phase.peak_memory_bytes.worker <= others + 2**20
     else:
         assert phase.peak_memory_bytes.worker > 1 << 20
     assert (phase.peak_memory_bytes.daemon > 1 << 20) is detached

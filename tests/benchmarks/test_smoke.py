@@ -82,7 +82,7 @@ def test_a_run_that_is_stopped_reports_its_complete_rounds_and_leaves_nothing(tm
         text=True,
     )  # fmt: skip
     try:
-        while "[2/50]" not in (line := process.stdout.readline()):
+        while "[3/50]" not in (line := process.stdout.readline()):
             assert line, "it ended by itself"
         process.terminate()
         process.communicate(timeout=30)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,9 +39,16 @@ SILENCE_S = 3.0
 def stopped_daemon(daemons: Daemons) -> Any:
     """A daemon under SIGSTOP; it goes on with the test's end."""
     daemon = daemons().start()
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop(daemon)
     yield daemon
     os.kill(daemon.pid, signal.SIGCONT)
+
+
+def stop(daemon: NodeDaemon) -> None:
+    """SIGSTOP, and wait until it has taken hold: until then the daemon answers."""
+    os.kill(daemon.pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{daemon.pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
 
 def session_with(daemon: NodeDaemon, **options: Any) -> DaemonTransport:
@@ -80,7 +88,7 @@ def test_a_running_job_leaves_a_hanging_daemon_and_returns_when_it_wakes(daemons
     session.open_dataset(DatasetSpec(urls=[str(shards.folder)]))
     follow_all(session)
     read(session, shards, 0)
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop(daemon)
     try:
         for shard in range(1, 8):
             read(session, shards, shard)

@@ -24,7 +24,7 @@ def test_a_daemon_under_fire_lives_serves_others_stays_level_and_tells_each_offe
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     report = Attack(tmp_path, seed=seed).run(4000)
-    assert report.offenders > 1000
+    assert report.offenders > 400
     assert report.failures["ConfigError"] + report.failures["ProtocolError"] > 0, "requests got past the decoder"
     assert report.bystander_reads >= 8
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import select
 import socket
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -58,12 +60,22 @@ class RawClient:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock.settimeout(self.timeout_s)
         try:
-            self.sock.connect(str(self.path))
+            self._connect()
             if self.greet:
                 self.welcome = self.ask(messages.Hello(oldest=1, newest=1, client="raw"))
         except BaseException:
             self.sock.close()
             raise
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return self.sock.connect(str(self.path))
+            except BlockingIOError:  # the daemon's queue of connections is full
+                if time.monotonic() > deadline:
+                    raise
+                select.select([], [], [], 0.01)
 
     def __enter__(self) -> Self:
         return self
