@@ -9,7 +9,6 @@ from benchmarks.contestants.pread import Pread
 from benchmarks.harness import page_cache
 
 if TYPE_CHECKING:
-
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.measurement import Measurement
     from benchmarks.harness.meter import Meter

@@ -109,7 +109,7 @@ class LitdataLoader:
 
 def columns(samples: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """A batch: keys and payloads in two lists; torch's default takes litdata's bytes for sequences of numbers."""
-    return {"key": [sample["key"] for sample in samples], "bin": [sample["bin"] for sample in samples]}
+    return {"key": [sample["key"] for sample in samples], "bin": [bytes(sample["bin"]) for sample in samples]}
 
 
 def sample(item: tuple[str, bytes]) -> dict[str, Any]:
