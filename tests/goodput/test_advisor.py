@@ -71,6 +71,27 @@ def test_the_arithmetic_of_llama_3(failures: float, two_hours: float, half_hour:
         assert 100 * simple_goodput(interval_s, cost_s=0, mtbf_s=DAY / failures) == pytest.approx(percent, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("interval_s", "lag_s", "lost_s"), [(24 * HOUR, 0, 12 * HOUR), (1800, 0, 900), (1800, 600, 1500)]
+)
+def test_a_failure_costs_half_an_interval_and_the_lag(interval_s: float, lag_s: float, lost_s: float) -> None:
+    mtbf_s = 100 * DAY
+    goodput = simple_goodput(interval_s, cost_s=0, mtbf_s=mtbf_s, lag_s=lag_s)
+    assert (1 - goodput) * mtbf_s == pytest.approx(lost_s)
+
+
+@pytest.mark.parametrize(("interval_s", "lost_h_per_day"), [(7200, 8.6), (1800, 2.15)])
+def test_what_llama_3_lost_a_day(interval_s: float, lost_h_per_day: float) -> None:
+    assert 24 * (1 - simple_goodput(interval_s, cost_s=0, mtbf_s=DAY / 8.6)) == pytest.approx(lost_h_per_day)
+
+
+def test_608_devices_that_fail_every_1_9_hours_let_a_job_on_32_of_them_run_36_1_hours() -> None:
+    hours_per_device = 1.9 * 608
+    assert hours_per_device == pytest.approx(1155, abs=0.5)
+    chance = chance_of_failure(32, 36.1 / 24, failures_per_device_year=365 * 24 / hours_per_device)
+    assert chance == pytest.approx(1 - math.exp(-1), abs=5e-4)  # one failure is expected in that time
+
+
 @pytest.mark.parametrize(("devices", "percent", "by_rate"), [(256, 19.06, 18.97), (1024, 57.08, 56.90)])
 def test_chance_of_a_failure_in_thirty_days(devices: int, percent: float, by_rate: float) -> None:
     assert 100 * chance_of_any(devices * 30 / 365, 0.01) == pytest.approx(percent, abs=5e-3)
