@@ -22,6 +22,7 @@ class MetricsText:
 
     def __init__(self) -> None:
         self._lines: list[str] = []
+        self._names: set[str] = set()
 
     def gauge(self, name: str, help_text: str, value: float | Mapping[Labels, float]) -> None:
         """A family whose values go up and down."""
@@ -46,6 +47,8 @@ class MetricsText:
         return "\n".join(self._lines) + "\n"
 
     def _head(self, name: str, kind: str, help_text: str) -> None:
+        assert name not in self._names, f"the family {name} stands there already, and a scraper would refuse both"
+        self._names.add(name)
         self._lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
 
     def _family(self, name: str, kind: str, help_text: str, value: float | Mapping[Labels, float]) -> None:

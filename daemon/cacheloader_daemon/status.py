@@ -233,17 +233,6 @@ def as_metrics(status: DaemonStatus) -> str:
         plan.least_bytes,
     )
     text.gauge(
-        "cacheloader_lookahead_seconds",
-        "What is needed within this time is fetched ahead; 0 until fetches have shown how long they take.",
-        plan.lookahead_s,
-    )
-    text.gauge("cacheloader_kept_bytes", "Of the shards that stay from epoch to epoch.", plan.kept_bytes)
-    text.gauge(
-        "cacheloader_epoch_minimum_bytes",
-        "What the planned shards exceed the cache by: no policy fetches less for each reading.",
-        plan.least_bytes,
-    )
-    text.gauge(
         "cacheloader_shards",
         "Shards, by state.",
         by("state", {"resident": plan.resident_shards, "leased": plan.leased_shards, "fetching": plan.fetching_shards}),

@@ -40,6 +40,14 @@ def test_a_histogram_is_cumulative_and_its_edges_are_inclusive() -> None:
     ]
 
 
+def test_a_family_is_written_once() -> None:
+    """A scraper refuses a page on which a family stands twice, and then the node has no metrics at all."""
+    text = MetricsText()
+    text.gauge("a", "A.", 1)
+    with pytest.raises(AssertionError, match="the family a stands there already"):
+        text.counter("a", "A.", 1)
+
+
 def test_labels_are_escaped() -> None:
     text = MetricsText()
     text.gauge("a", "A.", by("reason", {'say "no"\\\n': 1}))
