@@ -199,12 +199,7 @@ def data_set(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any] 
         packed = pack_pictures(folder / "packed", samples=options.samples, shards=16, delivered=lambda jpeg: jpeg)
         with running_store(folder / "store") as running:
             store = running.upload(packed, "pictures/", with_counts=True)
-            storage_options = {
-                "key": store.key,
-                "secret": store.secret,
-                "endpoint_url": store.endpoint_url,
-                "client_kwargs": {"region_name": store.region},
-            }
+            storage_options = store.storage_options
             yield f"s3://{store.bucket}/{store.prefix}", storage_options
 
 

@@ -48,12 +48,7 @@ class CacheloaderLoader:
         url, storage_options = task.source_folder, None
         if origin is not None:
             url = f"s3://{origin.bucket}/{origin.prefix}"
-            storage_options = {
-                "key": origin.key,
-                "secret": origin.secret,
-                "endpoint_url": origin.endpoint_url,
-                "client_kwargs": {"region_name": origin.region},
-            }
+            storage_options = origin.storage_options
         transform = None
         if self._decode:
             from benchmarks.peers.decoding import decoded_sample as transform

@@ -42,12 +42,7 @@ class WarmUp:
         origin = task.origin()
         spec = DatasetSpec(
             urls=[f"s3://{origin.bucket}/{origin.prefix}"],
-            storage_options={
-                "key": origin.key,
-                "secret": origin.secret,
-                "endpoint_url": origin.endpoint_url,
-                "client_kwargs": {"region_name": origin.region},
-            },
+            storage_options=origin.storage_options,
         )
         options = TransportOptions(cache_dir=Path(task.folder, "cache"), cache_size=4 * sum(task.shard_bytes))
         self._transport = open_transport(options)

@@ -33,6 +33,16 @@ class Store:
     secret: str
     region: str
 
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What fsspec's s3fs, and whoever follows its names, wants to be told."""
+        return {
+            "key": self.key,
+            "secret": self.secret,
+            "endpoint_url": self.endpoint_url,
+            "client_kwargs": {"region_name": self.region},
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:

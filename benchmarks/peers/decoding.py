@@ -25,11 +25,6 @@ def decoded_sample(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "bin": decode(sample["bin"])}
 
 
-def count_decoded(pixels: Any) -> tuple[int, int]:
-    """Samples and bytes of a batch of pixels, a tensor uint8 [batch, SIDE, SIDE, 3]."""
-    return len(pixels), pixels.numel()
-
-
 def decoded_items(keys: Iterable[str], pixels: Any) -> Iterator[tuple[str, bytes]]:
     """Key and bytes of the pixels of each sample of a batch."""
     for key, one in zip(keys, pixels, strict=True):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,13 +22,10 @@ if TYPE_CHECKING:
 PROFILE = "bench"
 
 
-class EnergonLoader:
+class EnergonLoader(KeyedBatches):
     """``get_loader`` over ``get_train_dataset(repeat=False)``; samples stay raw bytes."""
 
     is_cached = True
-
-    def __init__(self) -> None:
-        self._workers = 0
 
     def prepare(self, task: Task) -> None:
         """Configure storage, which the library takes from a file named by the environment; import."""
@@ -100,18 +98,9 @@ class EnergonLoader:
         loader: Iterable[Any] = get_loader(dataset)
         return loader
 
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch["bin"]
-        return len(payloads), sum(map(len, payloads))
-
     def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        keys = [key.rpartition("/")[2] for key in batch["key"]]
-        return zip(keys, batch["bin"], strict=True)
-
-    def close(self) -> None:
-        """Nothing was started that outlives the process."""
+        """Key and payload of each sample; its keys begin with the name of the shard."""
+        return super().items({**batch, "key": [key.rpartition("/")[2] for key in batch["key"]]})
 
     @property
     def configuration(self) -> dict[str, Any]:

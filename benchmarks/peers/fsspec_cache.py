@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.meter import PhaseClock
 
 
-class FsspecLoader:
+class FsspecLoader(KeyedBatches):
     """torch's loader over tars opened by ``fsspec.open("filecache::s3://…")``."""
 
     is_cached = True
-
-    def __init__(self) -> None:
-        self._workers = 0
 
     def prepare(self, task: Task) -> None:
         """Import."""
@@ -41,12 +39,7 @@ class FsspecLoader:
         opener = partial(
             _open,
             cache=str(Path(task.folder, "cache")),
-            s3={
-                "key": origin.key,
-                "secret": origin.secret,
-                "endpoint_url": origin.endpoint_url,
-                "client_kwargs": {"region_name": origin.region},
-            },
+            s3=origin.storage_options,
         )
         dataset = SplitTars([f"s3://{origin.bucket}/{origin.prefix}{name}" for name in task.shard_names], opener)
         clock.mark(OPENED)
@@ -56,18 +49,6 @@ class FsspecLoader:
             num_workers=task.num_workers,
             persistent_workers=task.num_workers > 0,
         )
-
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch["bin"]
-        return len(payloads), sum(map(len, payloads))
-
-    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        return zip(batch["key"], batch["bin"], strict=True)
-
-    def close(self) -> None:
-        """Nothing was started that outlives the process."""
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -9,21 +9,19 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.meter import PhaseClock
 
 
-class DatasetsLoader:
+class DatasetsLoader(KeyedBatches):
     """torch's loader over ``load_dataset("webdataset", streaming=True)``."""
 
     is_cached = False
-
-    def __init__(self) -> None:
-        self._workers = 0
 
     def prepare(self, task: Task) -> None:
         """Import."""
@@ -56,18 +54,6 @@ class DatasetsLoader:
             persistent_workers=task.num_workers > 0,
             collate_fn=_columns,
         )
-
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch["bin"]
-        return len(payloads), sum(map(len, payloads))
-
-    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        return zip(batch["key"], batch["bin"], strict=True)
-
-    def close(self) -> None:
-        """Nothing was started that outlives the process."""
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -14,13 +15,10 @@ if TYPE_CHECKING:
     from benchmarks.harness.meter import PhaseClock
 
 
-class ConnectorLoader:
+class ConnectorLoader(KeyedBatches):
     """torch's loader over ``S3IterableDataset`` with sharding on, each object read as a stream of tar members."""
 
     is_cached = False
-
-    def __init__(self) -> None:
-        self._workers = 0
 
     def prepare(self, task: Task) -> None:
         """Import; credentials come from the environment."""
@@ -61,18 +59,6 @@ class ConnectorLoader:
             num_workers=task.num_workers,
             persistent_workers=task.num_workers > 0,
         )
-
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch["bin"]
-        return len(payloads), sum(map(len, payloads))
-
-    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        return zip(batch["key"], batch["bin"], strict=True)
-
-    def close(self) -> None:
-        """Nothing was started that outlives the process."""
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.meter import PhaseClock
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 FILES = "files"
 
 
-class StockLoader:
+class StockLoader(KeyedBatches):
     """torch's loader over a folder.
 
     Args:
@@ -30,8 +31,8 @@ class StockLoader:
     def __init__(self, *, of: str) -> None:
         if of not in ("files", "tars"):
             raise ValueError(f"of={of!r} is neither 'files' nor 'tars'")
+        super().__init__()
         self._of = of
-        self._workers = 0
 
     def prepare(self, task: Task) -> None:
         """Import."""
@@ -70,18 +71,6 @@ class StockLoader:
             num_workers=task.num_workers,
             persistent_workers=task.num_workers > 0,
         )
-
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch["bin"]
-        return len(payloads), sum(map(len, payloads))
-
-    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        return zip(batch["key"], batch["bin"], strict=True)
-
-    def close(self) -> None:
-        """Nothing was started that outlives the process."""
 
     @property
     def configuration(self) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 from benchmarks.peers.tar_samples import tar_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.meter import PhaseClock
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 64 << 20
 
 
-class StreamingLoader:
+class StreamingLoader(KeyedBatches):
     """``StreamingDataLoader`` over a ``StreamingDataset``, shuffled, no cache limit.
 
     Args:
@@ -27,10 +28,6 @@ class StreamingLoader:
     """
 
     is_cached = True
-
-    def __init__(self, *, decode: bool = False) -> None:
-        self._workers = 0
-        self._decode = decode
 
     def prepare(self, task: Task) -> None:
         """Import; the library takes endpoint and credentials from the environment."""
@@ -75,24 +72,6 @@ class StreamingLoader:
             persistent_workers=task.num_workers > 0,
         )
         return loader
-
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch["bin"]
-        if self._decode:
-            return len(payloads), payloads.numel()
-        return len(payloads), sum(map(len, payloads))
-
-    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        if self._decode:
-            from benchmarks.peers.decoding import decoded_items
-
-            return decoded_items(batch["key"], batch["bin"])
-        return zip(batch["key"], batch["bin"], strict=True)
-
-    def close(self) -> None:
-        """Nothing was started that outlives the process."""
 
     @property
     def configuration(self) -> dict[str, Any]:
