@@ -67,7 +67,7 @@ def pack(
     """
     folder.mkdir(parents=True)
     counts: list[dict[str, object]] = []
-    bar = tqdm(total=count, desc=name, unit=" samples", leave=False)
+    bar = tqdm(total=count, desc=name, unit=" samples", leave=False, disable=None)
     pending: list[tuple[str, bytes, int]] = []
 
     def flush() -> None:

@@ -139,7 +139,7 @@ def _prepare(
         shards = folder / "pack" / name
         size_bytes = data.pack(samples, shards, count=count, samples_per_shard=per_shard, suffix=suffix, name=name)
         paths = sorted(shards.iterdir())
-        for path in tqdm(paths, desc=f"uploading {name}", unit=" objects", leave=False):
+        for path in tqdm(paths, desc=f"uploading {name}", unit=" objects", leave=False, disable=None):
             client.put_object(Bucket=BUCKET, Key=f"{name}/{path.name}", Body=path.read_bytes())
         say(f"      s3://{BUCKET}/{name}/  {count:,} {label}, {len(paths) - 1} shards, {format_size(size_bytes)}")
         jobs.append(_job(folder, name, num_samples=count, storage_options=options))
@@ -170,7 +170,10 @@ def _job(folder: Path, name: str, *, num_samples: int, storage_options: dict[str
 def _train_two_epochs(job: _Job, link: SlowLink) -> Iterator[EpochResult]:
     sent = [link.sent_bytes]
     rows: list[dict[str, Any]] = []
-    with _Trainer(job) as trainer, tqdm(total=2 * job.num_samples, unit=" samples", desc=job.name, leave=False) as bar:
+    with (
+        _Trainer(job) as trainer,
+        tqdm(total=2 * job.num_samples, unit=" samples", desc=job.name, leave=False, disable=None) as bar,
+    ):
         for row in trainer.rows():
             if "keys" not in row:
                 continue
