@@ -36,12 +36,24 @@ def test_a_logger_that_fails_stops_itself_and_not_the_job(tmp_path: Path, caplog
 
 
 def test_only_rank_0_sends(tmp_path: Path) -> None:
-    class Silent(TensorBoard):
-        def open(self) -> None:
-            raise AssertionError
+    class Noting:
+        def __init__(self) -> None:
+            self.called: list[str] = []
 
-    with cl.goodput.Run(tmp_path, rank=1, world_size=2, attempt="a", hooks=[Silent(tmp_path)]) as run:
-        list(run.timed(range(3)))
+        def start(self, started: object) -> None:
+            self.called.append("start")
+
+        def step(self, step: int, dur_s: float, fetch_s: float, tokens: int, samples: int) -> None:
+            self.called.append("step")
+
+        def finish(self) -> None:
+            self.called.append("finish")
+
+    hooks = [Noting(), Noting()]
+    for rank in (0, 1):
+        with cl.goodput.Run(tmp_path, rank=rank, world_size=2, attempt="a", hooks=[hooks[rank]]) as run:
+            list(run.timed(range(3)))
+    assert [hook.called for hook in hooks] == [["start", "step", "step", "step", "finish"], []]
 
 
 @pytest.mark.filterwarnings("ignore")
