@@ -27,7 +27,7 @@ HOUR, DAY = 3600, 86400
 @pytest.mark.parametrize(("mtbf_h", "interval_s", "goodput"), [(24, 7200, 0.9167), (6, 3600, 0.8333)])
 def test_youngs_interval_and_its_goodput(mtbf_h: float, interval_s: float, goodput: float) -> None:
     assert young(300, mtbf_h * HOUR) == pytest.approx(interval_s)
-    assert 1 - math.sqrt(2 * 300 / (mtbf_h * HOUR)) == pytest.approx(goodput, abs=5e-5)
+    assert 1 - 2 * 300 / young(300, mtbf_h * HOUR) == pytest.approx(goodput, abs=5e-5)  # 1 - sqrt(2C/M)
     assert simple_goodput(interval_s, cost_s=300, mtbf_s=mtbf_h * HOUR) == pytest.approx(goodput, abs=5e-5)
 
 
@@ -99,9 +99,9 @@ def test_chance_of_a_failure_in_thirty_days(devices: int, percent: float, by_rat
 
 
 def test_the_measured_rate_of_llama_3_makes_a_failure_nearly_certain() -> None:
-    rate = 466 / (16_384 * 54 / 365)
-    assert rate == pytest.approx(0.192, abs=5e-4)
-    assert pytest.approx(0.173, abs=5e-4) == 419 / (16_384 * 54 / 365)
+    for interruptions, rate in ((466, 0.192), (419, 0.173)):
+        _, mtbf_s, _ = mean_time_between_failures(interruptions, 54 * DAY)
+        assert 365 * DAY / (mtbf_s * 16_384) == pytest.approx(rate, abs=5e-4)
     assert 100 * chance_of_failure(256, 30, failures_per_device_year=0.173) == pytest.approx(97.4, abs=0.05)
 
 
