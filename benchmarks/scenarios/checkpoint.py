@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.contestants.saving import weights
 from benchmarks.harness.contestant import Task
@@ -66,18 +66,11 @@ class Checkpoint:
         passes: Saves of each run, the first aside.
     """
 
+    theme: ClassVar[str] = "checkpoint"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     num_parameters: int = 6_000_000
     passes: int = 4
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "checkpoint"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:  # noqa: ARG002  (each run has its own)

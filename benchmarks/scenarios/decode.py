@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.packing import pack_pictures
 from benchmarks.harness.report import Comparison
@@ -53,19 +53,12 @@ class Decode:
         warm_epochs: Epochs in the warm phase.
     """
 
+    theme: ClassVar[str] = "decode"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     samples: int = 1536
     shards: int = 8
     warm_epochs: int = 3
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "decode"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

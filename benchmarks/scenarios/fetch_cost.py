@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.contestant import Task
 from benchmarks.harness.packing import pack
@@ -88,20 +88,13 @@ class FetchCost:
         idle_s: How long the daemon is watched at rest, with a client and without.
     """
 
+    theme: ClassVar[str] = "fetch-cost"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     samples: int = 10_240
     sample_bytes: int = 100_000
     shards: int = 16
     idle_s: float = 10.0
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "fetch-cost"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -74,19 +74,12 @@ class PositionCost:
         batch_size: Samples per batch.
     """
 
+    theme: ClassVar[str] = "position"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     shards: int = 100_000
     samples_per_shard: int = 10_000
     batch_size: int = 2048
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "position"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:  # noqa: ARG002  (nothing is written)

@@ -6,7 +6,7 @@ import os
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.contestants.recovery import CACHE, CACHE_SIZE, SHARDS, start_daemon
 from benchmarks.harness.contestant import Task
@@ -63,19 +63,12 @@ class Recovery:
         index_bytes: Of each one's sample index.
     """
 
+    theme: ClassVar[str] = "recovery"
+    labels: ClassVar[Sequence[str]] = tuple(INDEXES)
+
     blobs: int = 100_000
     blob_bytes: int = 1000
     index_bytes: int = 100
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "recovery"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return tuple(INDEXES)
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,17 +34,15 @@ class Prepared:
 
 
 class Scenario(Protocol):
-    """A module of this package supplies one as ``SCENARIO``."""
+    """A module of this package supplies one as ``SCENARIO``.
 
-    @property
-    def theme(self) -> str:
-        """Its name, in file names and on the command line."""
-        ...
+    Attributes:
+        theme: Its name, in file names and on the command line.
+        labels: Names of its contestants.
+    """
 
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        ...
+    theme: ClassVar[str]
+    labels: ClassVar[Sequence[str]]
 
     def prepare(self, folder: Path, *, small: bool) -> AbstractContextManager[Prepared]:
         """Data and servers, for as long as the block runs.

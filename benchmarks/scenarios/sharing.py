@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.packing import pack
 from benchmarks.harness.report import Comparison
@@ -64,19 +64,12 @@ class Sharing:
         shards: Number of tar files: two for each worker of a rank.
     """
 
+    theme: ClassVar[str] = "sharing"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     samples: int = 4096
     sample_bytes: int = 50_000
     shards: int = 32
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "sharing"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.packing import pack
 from benchmarks.harness.report import Comparison
@@ -58,21 +58,14 @@ class Stall:
         warm_epochs: Epochs in the warm phase.
     """
 
+    theme: ClassVar[str] = "stall"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     samples: int = 5120
     sample_bytes: int = 100_000
     shards: int = 8
     step_s: float = 0.05
     warm_epochs: int = 2
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "stall"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.contestants.cacheloader import reads_of_epoch
 from benchmarks.harness.packing import pack
@@ -159,20 +159,13 @@ class TwoEpochs:
         warm_epochs: Epochs in the warm phase.
     """
 
+    theme: ClassVar[str] = "two-epochs"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     samples: int = 5120
     sample_bytes: int = 100_000
     shards: int = 8
     warm_epochs: int = 3
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "two-epochs"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tarfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.contestant import Task
 from benchmarks.harness.packing import pack
@@ -62,21 +62,14 @@ class Volume:
         bytes_per_s: Most that one open file delivers.
     """
 
+    theme: ClassVar[str] = "volume"
+    labels: ClassVar[Sequence[str]] = LABELS
+
     samples: int = 1280
     sample_bytes: int = 100_000
     shards: int = 4
     latency_s: float = 0.02
     bytes_per_s: float = 100e6
-
-    @property
-    def theme(self) -> str:
-        """Its name."""
-        return "volume"
-
-    @property
-    def labels(self) -> Sequence[str]:
-        """Names of its contestants."""
-        return LABELS
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:
