@@ -143,7 +143,7 @@ class Fetcher:
                 os.ftruncate(data_fd, source.info.size_bytes)
 
                 async def write_at(offset: int, body: Bytes) -> None:
-                    await self._bulk.run(_write_whole, data_fd, offset, body)
+                    await self._bulk.run(fdpass.write_whole, data_fd, body, offset=offset)
 
                 await self._transfer(source, write_at, Urgency(demanded=True))
                 fdpass.seal(data_fd)
@@ -259,11 +259,3 @@ class Fetcher:
     def _remember(self, source: ShardSource, prepared: Prepared) -> None:
         count = index_samples(os.pread(prepared.index_fd, SAMPLE_COUNT_BYTES, 0))
         self._store.remember_samples(source.key, count)
-
-
-def _write_whole(fd: int, offset: int, body: Bytes) -> None:
-    view = memoryview(body).cast("B")
-    while len(view):
-        written = os.pwrite(fd, view, offset)
-        offset += written
-        view = view[written:]
