@@ -10,15 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cacheloader.goodput import export as export
+    from cacheloader.goodput import recorder as recorder
     from cacheloader.goodput.recorder import active as active
     from cacheloader.goodput.run import Run as Run
 
 _ROOMS = {"Run": "cacheloader.goodput.run", "active": "cacheloader.goodput.recorder"}
 
-__all__ = ["Run", "active"]
+__all__ = ["Run", "active", "export", "recorder"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return getattr(import_module(_ROOMS[name]), name)
+    if name in ("export", "recorder"):
+        return import_module(f"cacheloader.goodput.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,8 +13,11 @@ def modules_after(statement: str) -> set[str]:
 ENGINES = {"obstore", "fsspec", "s3fs", "aiobotocore", "botocore", "aiofiles", "uvloop"}
 
 
-@pytest.mark.parametrize("statement", ["import cacheloader", "import cacheloader_daemon.app, cacheloader_daemon.cli"])
-def test_neither_the_bare_package_nor_the_daemon_loads_torch(statement: str) -> None:
+@pytest.mark.parametrize(
+    "statement",
+    ["import cacheloader", "import cacheloader.cli", "import cacheloader_daemon.app, cacheloader_daemon.cli"],
+)
+def test_neither_the_bare_package_nor_the_command_line_nor_the_daemon_loads_torch(statement: str) -> None:
     assert "torch" not in modules_after(statement)
 
 
@@ -32,3 +35,9 @@ def test_public_names_are_exactly_what_the_package_exposes() -> None:
         assert getattr(cacheloader, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         cacheloader.nonsense  # noqa: B018
+
+
+def test_what_the_goodput_guide_names_is_there_after_one_import_and_brings_no_torch() -> None:
+    loaded = modules_after("import cacheloader as cl; cl.goodput.export.TensorBoard; cl.goodput.recorder.ckpt_commit")
+    assert "cacheloader.goodput.export.tensorboard" in loaded
+    assert "torch" not in loaded
