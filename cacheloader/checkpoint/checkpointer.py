@@ -18,11 +18,12 @@ from torch.distributed.checkpoint.state_dict_loader import load
 import cacheloader
 from cacheloader.checkpoint import foreign, snapshot, survey
 from cacheloader.checkpoint.commit import Commit
+from cacheloader.checkpoint.failure import innermost
 from cacheloader.checkpoint.neighbours import Neighbours
 from cacheloader.checkpoint.ranks import Ranks
 from cacheloader.checkpoint.restoring import StartOver, Verify, choose
 from cacheloader.checkpoint.retention import Retention
-from cacheloader.checkpoint.saving import Mode, Save, check_mode, innermost
+from cacheloader.checkpoint.saving import Mode, Save, check_mode
 from cacheloader.checkpoint.staging import Staging
 from cacheloader.checkpoint.stopping import EXIT_STATUS, StopSignal
 from cacheloader.checkpoint.storage import CheckpointReader, CommitWriter, FirstRankPlanner, PlainPlanner

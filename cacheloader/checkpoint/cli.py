@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cacheloader.checkpoint import foreign, survey
 from cacheloader.checkpoint.commit import parse_name
+from cacheloader.checkpoint.failure import innermost
 from cacheloader.checkpoint.retention import Retention, removable
-from cacheloader.checkpoint.saving import innermost
 from cacheloader.checkpoint.store import open_store
 from cacheloader.checkpoint.verify import Unreadable, wrong_bytes
 from cacheloader.errors import CheckpointError, ConfigError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException
 
+from cacheloader.checkpoint.failure import innermost
 from cacheloader.errors import ConfigError, SaveFailed
 
 if TYPE_CHECKING:
@@ -106,12 +107,3 @@ class Save:
                 f"the save of step {self.step} did not end in a commit and will not be resumed from "
                 f"({innermost(error)}); the last committed checkpoint is untouched"
             ) from error
-
-
-def innermost(error: BaseException) -> str:
-    """What went wrong in one line; torch reports a failure of several ranks as a map from rank to error."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        rank, wrapped = min(failures.items())
-        return f"rank {rank}: {type(wrapped[0]).__name__}: {wrapped[0]}".splitlines()[0]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
