@@ -24,12 +24,12 @@ from cacheloader.goodput.stragglers import LastArrivals, Places, waits
 from cacheloader.goodput.track import (
     HANG_FACTOR,
     HANG_MIN_NS,
-    START_UP_PHASES,
     Painted,
     Pieces,
     Track,
     median_ns,
     nanoseconds,
+    phase_category,
 )
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class _Fold:
         reached = int(rows[-1, 1]) if len(rows) else begin
         edges = (
             np.concatenate(([begin], rows[:, 1])),
-            np.concatenate((rows[:, 0], [begin if not len(rows) else reached])),
+            np.concatenate((rows[:, 0], [reached])),
         )
         gaps = np.stack(edges, axis=1)
         gaps = gaps[gaps[:, 1] > gaps[:, 0]]
@@ -311,7 +311,8 @@ class _Fold:
             until = min(max(edge, reached), end) if i < len(cuts) - 1 else end
             if i == 0 and phase and until > phase_ns:
                 rows.append((reached, phase_ns, category, label))
-                rows.append((phase_ns, until, _phase_category(phase, start_up), phase))
+                named = phase_category(phase)
+                rows.append((phase_ns, until, start_up if named is Category.INIT else named, phase))
             elif i == 0 and category is start_up:
                 rows += self._head(paint, start_up, reached, until)
             else:
@@ -474,9 +475,3 @@ def _categories(pieces: Pieces, fates: np.ndarray) -> np.ndarray:
         return np.zeros(0, dtype=np.int64)
     found: np.ndarray = table[pieces.part, fates[pieces.step]]
     return found
-
-
-def _phase_category(name: str, start_up: Category) -> Category:
-    if name in START_UP_PHASES:
-        return start_up
-    return Category.EVAL if name == "eval" else Category.OTHER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ SOURCE = COLLECTIVES + 1
 _MAX_STAYS = 2**16 - 1
 _NUM_COLUMNS = SOURCE + 1
 
-START_UP_PHASES = frozenset(("init", "rendezvous", "ckpt_find", "ckpt_read", "loader_restore", "warmup"))
+_START_UP_PHASES = frozenset(("init", "rendezvous", "ckpt_find", "ckpt_read", "loader_restore", "warmup"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,7 +356,7 @@ def _marks(others: list[Event], offset_ns: int) -> tuple[list[Mark], tuple[str, 
                     index = len(names) - 1 - names[::-1].index(event.phase)
                     _, start_ns = begun[index]
                     del begun[index:]
-                    _paint(marks, start_ns, now_ns, _category(event.phase), event.phase)
+                    _paint(marks, start_ns, now_ns, phase_category(event.phase), event.phase)
             case events.CkptStaged():
                 _paint(marks, now_ns - nanoseconds(event.stall_s), now_ns, Category.CKPT, "save")
             case _:
@@ -375,14 +376,8 @@ def _paint(marks: list[Mark], start_ns: int, end_ns: int, category: Category, la
 def _without(start_ns: int, end_ns: int, marks: list[Mark]) -> list[tuple[int, int]]:
     """``[start_ns, end_ns)`` without the sorted ``marks``."""
     left: list[tuple[int, int]] = []
-    low, high = 0, len(marks)
-    while low < high:  # the first mark that ends behind the start
-        middle = (low + high) // 2
-        if marks[middle].end_ns <= start_ns:
-            low = middle + 1
-        else:
-            high = middle
-    for mark in marks[low:]:
+    first = bisect_right(marks, start_ns, key=lambda mark: mark.end_ns)  # the first that ends behind the start
+    for mark in marks[first:]:
         if mark.start_ns >= end_ns:
             break
         if mark.start_ns > start_ns:
@@ -393,8 +388,9 @@ def _without(start_ns: int, end_ns: int, marks: list[Mark]) -> list[tuple[int, i
     return left
 
 
-def _category(phase: str) -> Category:
-    if phase in START_UP_PHASES:
+def phase_category(phase: str) -> Category:
+    """Of a phase; ``INIT`` as in ``Mark``."""
+    if phase in _START_UP_PHASES:
         return Category.INIT
     return Category.EVAL if phase == "eval" else Category.OTHER
 
