@@ -124,7 +124,7 @@ class DaemonConfig:
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
-        if self.cache_size != "" and parse_size(self.cache_size, name="cache_size") == 0:
+        if self.cache_bytes == 0:
             raise ConfigError(f"cache_size={self.cache_size!r} leaves no room; pass bytes, or leave it out")
         self._check_directories()
         if self.scrub_bytes_per_s < 2**20:
@@ -188,7 +188,7 @@ class DaemonConfig:
         if twice:
             raise ConfigError(f"two tenants are named {twice[0]!r}; give each a name of its own")
         guaranteed_bytes = sum(tenant.guaranteed_bytes for tenant in self.tenants)
-        if self.cache_size != "" and guaranteed_bytes > parse_size(self.cache_size, name="cache_size"):
+        if self.cache_bytes is not None and guaranteed_bytes > self.cache_bytes:
             raise ConfigError(
                 f"the tenants are guaranteed {format_size(guaranteed_bytes)} (guaranteed_size) together, which is more "
                 f"than cache_size={self.cache_size!r}; promise less, or make the cache larger"
