@@ -7,9 +7,11 @@ remembered.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
+
+from cacheloader.keys import ByteRange
+from cacheloader.origin.transfer import with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +33,7 @@ class Proofs:
         clock: Seconds that never go back.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since_s = clock()
         self._keys: WeakKeyDictionary[Origin, set[bytes]] = WeakKeyDictionary()
@@ -47,9 +49,6 @@ class Proofs:
         Raises:
             OriginError: It may not, or the store does not answer.
         """
-        from cacheloader.keys import ByteRange
-        from cacheloader.origin.transfer import with_retries
-
         self._forget_old()
         if source.key in self._keys.get(source.origin, ()):
             return
