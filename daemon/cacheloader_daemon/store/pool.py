@@ -16,7 +16,7 @@ from cacheloader_daemon.store.member import DirectoryStatus, Member
 from cacheloader_daemon.store.trouble import BlobLost, DiskTrouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from typing_extensions import Buffer
@@ -157,13 +157,6 @@ class Pool:
         if not is_sound and key not in self:
             self._tell_lost([key])
         return is_sound
-
-    def touch(self, keys: Iterable[bytes]) -> None:
-        """Note that blobs are used now."""
-        for key in keys:
-            member = self._holder(key)
-            if member is not None:
-                member.store.touch([key])
 
     def remember_samples(self, key: bytes, num_samples: int) -> None:
         """Keep the sample count of a shard, beyond its eviction; a disk that does not take it is logged."""
