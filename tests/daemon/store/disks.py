@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from cacheloader_daemon.store import Pool, Store
 
-QUOTA_BYTES = 2**30
-
 
 def key(number: int) -> bytes:
     """Keys in different folders."""
