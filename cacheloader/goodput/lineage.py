@@ -49,15 +49,17 @@ def lineage(attempts: Sequence[Sequence[Track]], painted: Sequence[Sequence[Pain
     limit, undoer = _NO_LIMIT, -1
     for k in reversed(range(len(attempts))):
         limits[k], undoers[k] = limit, undoer
-        lowest = min([cut.to_step for own in cuts[k] for cut in own] + [entry for entry in entries[k : k + 1] if entry is not None], default=_NO_LIMIT)  # noqa: E501  # fmt: skip
+        entry = entries[k]
+        lowest = _below_own_cuts(_NO_LIMIT if entry is None else entry, cuts[k])
         if lowest <= limit:
             limit, undoer = lowest, k
     committed = 0
     survivals: list[list[np.ndarray]] = []
     inner: list[list[np.ndarray]] = []
     for k, tracks in enumerate(attempts):
-        if entries[k] is not None and entries[k] <= limits[k]:  # type: ignore[operator]
-            committed = max(committed, _below_own_cuts(entries[k] or 0, cuts[k]))
+        entry = entries[k]
+        if entry is not None and entry <= limits[k]:
+            committed = max(committed, _below_own_cuts(entry, cuts[k]))
         survivals.append([])
         inner.append([])
         for track, own, paint in zip(tracks, cuts[k], painted[k], strict=True):
