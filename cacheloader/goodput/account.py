@@ -11,6 +11,7 @@ import numpy as np
 
 from cacheloader.goodput.categories import Category, Fate
 from cacheloader.goodput.stragglers import LastArrivals
+from cacheloader.goodput.track import median_ns
 
 if TYPE_CHECKING:
     from cacheloader.goodput.histogram import Durations
@@ -331,8 +332,7 @@ class Account:
     @property
     def reference_step_ns(self) -> int:
         """The median kept step."""
-        spans = np.sort(self._kept[1])
-        return int(spans[(len(spans) - 1) // 2]) if len(spans) else 0
+        return median_ns(self._kept[1])
 
     @property
     def goodput_work(self) -> float:

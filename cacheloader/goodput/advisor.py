@@ -29,7 +29,7 @@ def daly(cost_s: float, mtbf_s: float) -> float:
     if cost_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = cost_s / (2 * mtbf_s)
-    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
+    return young(cost_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
 
 
 def exact_goodput(
@@ -56,15 +56,14 @@ def simple_goodput(
 
 def exact_interval(*, cost_s: float, mtbf_s: float) -> float:
     """The interval that maximises ``exact_goodput``, by search; restart and lag do not move it."""
-    low, high = min(1e-6, cost_s / 1e3), 20 * mtbf_s
     if cost_s <= 0:
         return 0.0
-    inverse = (math.sqrt(5) - 1) / 2
+    low, high = min(1e-6, cost_s / 1e3), 20 * mtbf_s
 
     def loss(logarithm: float) -> float:
         return -exact_goodput(math.exp(logarithm), cost_s=cost_s, mtbf_s=mtbf_s)
 
-    return math.exp(_minimum(loss, math.log(low), math.log(high), inverse))
+    return math.exp(_minimum(loss, math.log(low), math.log(high)))
 
 
 def mean_time_between_failures(num_failures: int, exposure_s: float, *, confidence: float = CONFIDENCE) -> tuple[float, float, float]:  # noqa: E501  # fmt: skip
@@ -206,7 +205,9 @@ def _verdict(shares: dict[str, float], advised_s: float, current_s: float, *, is
     return "the interval is about right" if current_s > 0 else "start with this interval"
 
 
-def _minimum(function: Callable[[float], float], low: float, high: float, inverse: float) -> float:
+def _minimum(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``function`` is least, by golden section."""
+    inverse = (math.sqrt(5) - 1) / 2
     a, b = high - inverse * (high - low), low + inverse * (high - low)
     at_a, at_b = function(a), function(b)
     for _ in range(200):

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 FETCH_EDGES_S = tuple(10 ** (i / 2 - 4) for i in range(13))
 """From 0.1 ms to 100 s, two a decade."""
 
-MAX_STEPS_SHOWN = 400
-
 
 def report(account: Account, *, name: str, damaged: list[str], is_live: bool) -> dict[str, Any]:
     """Everything that there is to say.
@@ -123,9 +121,7 @@ def _remedy(account: Account, worst: Category, advice: Advice | None) -> str:
             arrivals = account.arrivals
             if not arrivals.last:
                 return "find out which rank is late"
-            rank, count = arrivals.last.most_common(1)[0]
-            cause = _cause(account, rank)
-            return f"rank {rank} is last in {count / arrivals.num_steps:.0%} of the steps{cause}"
+            return _lateness(account, arrivals.last.most_common(1)[0][0])
         case Category.HANG:
             return "look at the ranks that hung (stragglers), and set a shorter timeout of the process group"
         case Category.DETECT:
@@ -149,6 +145,12 @@ def _interval(advice: Advice | None) -> str:
         return ""
     now = f", now {duration(advice.current_s)}" if advice.current_s else ""
     return f"{advice.verdict} (advised: every {duration(advice.interval_s[1])}{now})"
+
+
+def _lateness(account: Account, rank: int) -> str:
+    arrivals = account.arrivals
+    share = arrivals.last[rank] / arrivals.num_steps
+    return f"rank {rank} is last in {share:.0%} of the steps{_cause(account, rank)}"
 
 
 def _cause(account: Account, rank: int) -> str:
@@ -239,9 +241,7 @@ def _ranks(account: Account) -> list[dict[str, Any]]:
 def _stragglers(account: Account) -> dict[str, Any]:
     arrivals = account.arrivals
     sentences = [
-        f"rank {rank} is last in {count / arrivals.num_steps:.0%} of the steps{_cause(account, rank)}"
-        for rank, count in arrivals.last.most_common(3)
-        if count >= 0.02 * arrivals.num_steps
+        _lateness(account, rank) for rank, count in arrivals.last.most_common(3) if count >= 0.02 * arrivals.num_steps
     ]
     return {"steps": arrivals.num_steps, "notable_steps": arrivals.num_notable, "sentences": sentences}
 
