@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase, FileSystemRe
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 
-from cacheloader.checkpoint.commit import COMMIT_FILE, Commit, Part, encode
+from cacheloader.checkpoint.commit import COMMIT_FILE, Part, encode
 from cacheloader.checkpoint.survey import ONCE_FILE
 from cacheloader.checkpoint.torch_metadata import parse_metadata
 from cacheloader.checkpoint.verify import read_commit, wrong_size
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, SavePlanner
     from torch.futures import Future
 
+    from cacheloader.checkpoint.commit import Commit
     from cacheloader.checkpoint.staging import Staging
     from cacheloader.checkpoint.store import Store
 
@@ -178,16 +179,8 @@ class CommitWriter(FileSystemWriter):
                 parts.update(result.storage_data)
         super().finish(metadata, [[result for result in rank if result.index != _PARTS] for rank in results])
         parts[METADATA_FILE] = self.fs.written[METADATA_FILE]
-        draft, store = self._draft, self.fs.store
-        commit = Commit(
-            serial=draft.serial,
-            step=draft.step,
-            attempt=draft.attempt,
-            world_size=draft.world_size,
-            saved_at=draft.saved_at,
-            versions=draft.versions,
-            files=parts,
-        )
+        store = self.fs.store
+        commit = dataclasses.replace(self._draft, files=parts)
         reason = wrong_size(commit, store.files(str(commit.name)))
         if reason:
             raise CheckpointError(
