@@ -296,18 +296,18 @@ class Checkpointer:
     def _warn_of_others(self) -> None:
         """Step 0 beside checkpoints of another tool is seldom what was meant."""
         try:
-            others = foreign.named(self._store)
+            others = foreign.newest_first(self._store)
         except Exception as error:  # noqa: BLE001  (only a warning is at stake)
             logger.warning("%s cannot be searched for checkpoints of other tools: %s", self._store, innermost(error))
             return
         if others:
             logger.warning(
-                "%s holds no save of cacheloader, so this job starts at step 0, but %d of other tools, %s first: to go "
-                "on from it, load it with the tool that wrote it, or with torch.distributed.checkpoint.load, before "
-                "training; the first save() is then one that restore_latest() finds",
+                "%s holds no save of cacheloader, so this job starts at step 0, but %d of other tools, %s (%s) first: "
+                "to go on from it, load it with the tool that wrote it, or with torch.distributed.checkpoint.load, "
+                "before training; the first save() is then one that restore_latest() finds",
                 self._store,
                 len(others),
-                others[0],
+                *others[0],
             )
 
     def _load(self, commit: Commit) -> int:

@@ -59,21 +59,25 @@ def examine(store: Store, name: str, *, read_bytes: bool) -> Foreign | None:
         return None
     check = _dcp if kind in ("dcp", "torchtitan") else _files
     reason, has_checksums = check(store, name, files, read_bytes=read_bytes)
-    match = _STEP.search(name.lower())
     return Foreign(
         name=name,
         kind=kind,
-        step=int(match[1]) if match else -1,
+        step=_step(name),
         size_bytes=sum(file.size_bytes for file in files.values()),
         reason=reason,
         proof="checksums" if read_bytes and has_checksums else "sizes",
     )
 
 
-def named(store: Store) -> list[str]:
-    """Checkpoints of other tools right below the root, as ``name (kind)``, latest step first."""
-    found = [one for name in store.top() if (one := examine(store, name, read_bytes=False))]
-    return [f"{one.name} ({one.kind})" for one in sorted(found, key=lambda one: (-one.step, one.name))]
+def newest_first(store: Store) -> list[tuple[str, str]]:
+    """Name and kind of each checkpoint of another tool right below the root, latest step first; none is opened."""
+    found = [(name, kind) for name in store.top() if (kind := _kind(name, store.files(name)))]
+    return sorted(found, key=lambda one: (-_step(one[0]), one[0]))
+
+
+def _step(name: str) -> int:
+    match = _STEP.search(name.lower())
+    return int(match[1]) if match else -1
 
 
 def _kind(name: str, files: Mapping[str, File]) -> str:

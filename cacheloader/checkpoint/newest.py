@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from cacheloader.checkpoint.foreign import examine
+from cacheloader.checkpoint.foreign import examine, newest_first
 from cacheloader.checkpoint.store import open_store
 from cacheloader.errors import NoValidCheckpoint
 
@@ -36,15 +36,14 @@ def newest_whole(
         NoValidCheckpoint: There are some, and none is whole.
     """
     store = open_store(folder, storage_options)
-    found = [one for name in store.top() if (one := examine(store, name, read_bytes=False)) is not None]
     reasons = []
-    for one in sorted(found, key=lambda one: (-one.step, one.name)):
-        looked = examine(store, one.name, read_bytes=read_bytes)
+    for name, _ in newest_first(store):
+        looked = examine(store, name, read_bytes=read_bytes)
         reason = looked.reason if looked else "it is gone"
         if not reason:
-            return f"{store}/{one.name}"
-        logger.warning("passed over %s: %s", one.name, reason)
-        reasons.append(f"{one.name}: {reason}")
+            return f"{store}/{name}"
+        logger.warning("passed over %s: %s", name, reason)
+        reasons.append(f"{name}: {reason}")
     if reasons:
         raise NoValidCheckpoint(
             f"there are {len(reasons)} checkpoints in {store} and none is whole ({'; '.join(reasons[:10])}); repair or "
