@@ -53,11 +53,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., NodeDaemon]]:
         assert "defect" not in log
 
 
-def rss_bytes(daemon: NodeDaemon) -> int:
-    with open(f"/proc/{daemon.pid}/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def read_all(client: RawClient, shards: ShardSet) -> None:
     for number, path in enumerate(shards.paths):
         lease = client.acquire(number)
@@ -130,7 +125,7 @@ def test_who_floods_and_never_reads_costs_a_bounded_queue_and_no_neighbour(
         neighbour.open_dataset([shards.folder])
         read_all(neighbour, shards)
         floods = [stack.enter_context(daemon.connect()) for _ in range(8)]
-        before_bytes, before_fds = rss_bytes(daemon), daemon.num_fds
+        before_bytes, before_fds = daemon.rss_bytes, daemon.num_fds
         for number, flood in enumerate(floods):
             flood.sock.settimeout(0.0)
             for message_id in range(1, 5000):
@@ -142,7 +137,7 @@ def test_who_floods_and_never_reads_costs_a_bounded_queue_and_no_neighbour(
             read_all(neighbour, shards)
         # Each status is a memory file: what waits for one client is bounded by the queue.
         assert daemon.num_fds <= before_fds + 8 * (64 + 32)
-        assert rss_bytes(daemon) <= before_bytes + 64 * 2**20
+        assert daemon.rss_bytes <= before_bytes + 64 * 2**20
     wait_until(lambda: daemon.num_fds <= before_fds)
 
 

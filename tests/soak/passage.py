@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from tests.support.tars import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SAMPLES_EVERY = 20
 """Parts of the passage after each of which the daemon is looked at."""
@@ -89,7 +88,7 @@ def pass_through(
             report.fetched_bytes = sum(status["account"]["remote_read_bytes"].values())
             if report.fetched_bytes - done_bytes >= total_bytes // SAMPLES_EVERY:
                 done_bytes = report.fetched_bytes
-                report.rss_bytes.append(_rss_bytes(daemon))
+                report.rss_bytes.append(daemon.rss_bytes)
                 report.fds.append(daemon.num_fds)
                 told(report)
         report.evictions, report.cpu_s = status["plan"]["evictions"], round(status["cpu_s"], 2)
@@ -99,7 +98,3 @@ def pass_through(
         daemon.kill()
     report.wall_s = round(time.monotonic() - started_s, 1)
     return report
-
-
-def _rss_bytes(daemon: NodeDaemon) -> int:
-    return int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

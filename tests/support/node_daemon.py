@@ -90,6 +90,11 @@ class NodeDaemon:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     @property
+    def rss_bytes(self) -> int:
+        """Memory that is resident."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
     def children(self) -> list[int]:
         """Processes that it has started and that live."""
         found = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
