@@ -16,7 +16,7 @@ import cacheloader
 from cacheloader.audit.folder import audit_folder
 from cacheloader.audit.report import lines
 from cacheloader.checkpoint.cli import add_parser as add_ckpt
-from cacheloader.config import EMBEDDED, NO_DAEMON, TransportOptions
+from cacheloader.config import EMBEDDED, NO_DAEMON, TransportOptions, parse_storage_options
 from cacheloader.errors import CacheloaderError, ConfigError
 from cacheloader.goodput import command as goodput_command
 from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
@@ -201,17 +201,7 @@ def _opened(options: argparse.Namespace) -> Manifest:
 
 
 def _spec(options: argparse.Namespace) -> DatasetSpec:
-    storage_options = {}
-    if options.storage_options:
-        try:
-            storage_options = json.loads(options.storage_options)
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"--storage-options is no JSON object ({error}); pass one in single quotes, such as "
-                '\'{"key": "…", "secret": "…"}\''
-            ) from error
-        if not isinstance(storage_options, dict):
-            raise ConfigError(f"--storage-options={options.storage_options!r} is no JSON object; pass {{…}}")
+    storage_options = parse_storage_options(options.storage_options)
     return DatasetSpec(urls=options.urls, format=options.format, storage_options=storage_options)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cacheloader.errors import ConfigError
 from cacheloader.quantity import parse_duration, parse_size
@@ -123,6 +125,26 @@ class TransportOptions:
         """The shared daemon's socket, ``None`` without a shared daemon."""
         daemon = str(self.daemon)
         return Path(daemon.removeprefix(_SOCKET_SCHEME)) if daemon.startswith(_SOCKET_SCHEME) else None
+
+
+def parse_storage_options(text: str | None) -> dict[str, Any]:
+    """Options of a store as a command line takes them: a JSON object, named as fsspec names them.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not text:
+        return {}
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(
+            f"--storage-options is no JSON object ({error}); pass one in single quotes, such as "
+            '\'{"key": "…", "secret": "…"}\''
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--storage-options={text!r} is no JSON object; pass {{…}}")
+    return found
 
 
 def _daemon(given: str | None) -> str:

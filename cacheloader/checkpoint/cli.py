@@ -12,6 +12,7 @@ from cacheloader.checkpoint.failure import innermost
 from cacheloader.checkpoint.retention import Retention, removable
 from cacheloader.checkpoint.store import open_store
 from cacheloader.checkpoint.verify import Unreadable, wrong_bytes
+from cacheloader.config import parse_storage_options
 from cacheloader.errors import CheckpointError, ConfigError
 from cacheloader.quantity import format_size
 
@@ -233,18 +234,7 @@ def _refuse_the_last(store: Store, looked: Sequence[Row], going: Sequence[str]) 
 
 
 def _store(options: argparse.Namespace) -> Store:
-    chosen: Any = {}
-    if options.storage_options:
-        try:
-            chosen = json.loads(options.storage_options)
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"--storage-options is no JSON object ({error}); pass one in single quotes, such as "
-                '\'{"key": "…", "secret": "…"}\''
-            ) from error
-    if not isinstance(chosen, dict):
-        raise ConfigError(f"--storage-options={options.storage_options!r} is no JSON object; pass {{…}}")
-    store = open_store(options.url, chosen)
+    store = open_store(options.url, parse_storage_options(options.storage_options))
     try:
         store.top()
     except Exception as error:  # each file system has its own
