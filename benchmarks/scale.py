@@ -156,8 +156,8 @@ def planner_curve(sizes: Sequence[int], *, num_shards: int) -> Curve:
         sizes=list(sizes),
         costs=costs,
         hot=True,
-        why="heaps of next uses; an event touches its own session and one shard, but a new plan is compared with those "
-        "of all other ranks, to see who shares shards: that is what grows",
+        why="heaps of next uses; an event touches its own session and one shard, but with each new plan all plans are "
+        "looked at once, to see who shares shards: that is what grows",
     )
 
 

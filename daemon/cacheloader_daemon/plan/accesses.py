@@ -158,6 +158,10 @@ class AccessTable:
         """``shard`` of one access."""
         return self._shard_view[access]
 
+    def num_begun(self, clock: int) -> int:
+        """How many accesses begin at ``clock`` or before."""
+        return bisect_right(self._first_view, clock)
+
     def num_over(self, clock: int, *, start: int = 0) -> int:
         """How many accesses are over at ``clock``; ``start`` of them are known to be."""
         return bisect_right(self._stops_view, clock, start)

@@ -9,12 +9,14 @@ decides instead: one fetch then serves them all.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 SHARED = 1.25
 """From how many times their union the plans' bytes on count as shared: ranks whose lanes meet inside a shard share a
 few, two jobs over one data set share all."""
-
-_GLANCE = 8
-"""Accesses compared before all are: plans that differ mostly differ at once."""
 
 
 def is_same_scan(one: AccessTable, other: AccessTable) -> bool:
@@ -38,18 +37,47 @@ def is_same_scan(one: AccessTable, other: AccessTable) -> bool:
     # An access under way begins at the first row of a plan, wherever it began in an earlier one.
     begin = max(int(one.first_clock[0]), int(other.first_clock[0]))
     end = min(int(one.first_clock[-1]), int(other.first_clock[-1]))
-    parts = []
-    for table in (one, other):
-        bounds = np.searchsorted(table.first_clock, [begin, end], side="right")
-        parts.append((table.shard[bounds[0] : bounds[1]], table.first_clock[bounds[0] : bounds[1]]))
-    (shard, first), (other_shard, other_first) = parts
-    if not len(shard) or len(shard) != len(other_shard):
-        return False
-    return bool(
-        np.array_equal(shard[:_GLANCE], other_shard[:_GLANCE])
-        and np.array_equal(shard, other_shard)
-        and np.array_equal(first, other_first)
+    parts = [slice(table.num_begun(begin), table.num_begun(end)) for table in (one, other)]
+    (shard, first), (other_shard, other_first) = (
+        (table.shard[part], table.first_clock[part]) for table, part in zip((one, other), parts, strict=True)
     )
+    return bool(len(shard) and np.array_equal(shard, other_shard) and np.array_equal(first, other_first))
+
+
+class _Heads:
+    """The first plan of each reading, found by an access that every other plan of it has to share with it.
+
+    That is the last one that both know: the last one of the plan that ends first. So a plan is compared in full with
+    those alone that have it too, and not with all that there are.
+
+    Args:
+        tables: All plans that heads are looked for.
+    """
+
+    def __init__(self, tables: Iterable[AccessTable]) -> None:
+        self._ends = sorted({int(table.first_clock[-1]) for table in tables if table.num_accesses})
+        self._ending: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+        """By a row and the access there: heads whose last one it is."""
+        self._going_on: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+        """Likewise, heads that have more after it."""
+
+    def add(self, number: int, table: AccessTable) -> None:
+        """One more head."""
+        for edge in self._edges(table):
+            heads = self._ending if edge[0] == table.first_clock[-1] else self._going_on
+            heads[edge].append(number)
+
+    def candidates(self, table: AccessTable) -> list[int]:
+        """Numbers of the heads with which ``table`` may agree, in their order; it agrees with none besides."""
+        edges = self._edges(table)
+        found = [number for edge in edges for number in self._ending.get(edge, ())]
+        return sorted(found + self._going_on.get(edges[-1], [])) if edges else []
+
+    def _edges(self, table: AccessTable) -> list[tuple[int, int, int]]:
+        """Of each row at which some plan ends: it, and the last access of ``table`` that has begun by then."""
+        ends = self._ends[: bisect_right(self._ends, int(table.first_clock[-1]))] if table.num_accesses else []
+        begun = [(end, table.num_begun(end)) for end in ends]
+        return [(end, table.first_of(count - 1), table.shard_of(count - 1)) for end, count in begun if count]
 
 
 def scans(tables: Sequence[AccessTable]) -> list[NDArray[np.bool_]]:
@@ -62,12 +90,14 @@ def scans(tables: Sequence[AccessTable]) -> list[NDArray[np.bool_]]:
         A bool [num_shards] for each reading.
     """
     groups: list[list[AccessTable]] = []
+    heads = _Heads(tables)
     for table in tables:
-        group = next((group for group in groups if is_same_scan(group[0], table)), None)
-        if group is None:
+        number = next((number for number in heads.candidates(table) if is_same_scan(groups[number][0], table)), None)
+        if number is None:
+            heads.add(len(groups), table)
             groups.append([table])
         else:
-            group.append(table)
+            groups[number].append(table)
     return [np.logical_or.reduce([table.used for table in group]) for group in groups]
 
 

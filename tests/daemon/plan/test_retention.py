@@ -60,6 +60,79 @@ def test_ranks_with_parts_of_their_own_share_nothing() -> None:
     assert not retention.union(used, np.ones(NUM_SHARDS, dtype=np.int64))[1]
 
 
+def known_rows(one: AccessTable, other: AccessTable) -> list[list[tuple[int, int]]]:
+    """Of both, the accesses that begin after both plans have begun and before either has no more."""
+    begin = max(table.first_clock[0] for table in (one, other))
+    end = min(table.first_clock[-1] for table in (one, other))
+    return [
+        [
+            (first, shard)
+            for first, shard in zip(table.first_clock.tolist(), table.shard.tolist(), strict=True)
+            if begin < first <= end
+        ]
+        for table in (one, other)
+    ]
+
+
+def scans_by_comparing_all(tables: list[AccessTable]) -> list[list[bool]]:
+    groups: list[list[AccessTable]] = []
+    for one in tables:
+        for group in groups:
+            if one.num_accesses and group[0].num_accesses:
+                ours, theirs = known_rows(group[0], one)
+                if ours and ours == theirs:
+                    group.append(one)
+                    break
+        else:
+            groups.append([one])
+    return [[any(one.used[shard] for one in group) for shard in range(NUM_SHARDS)] for group in groups]
+
+
+_PARTS = st.tuples(
+    st.sampled_from(ORDERS[:3]), st.integers(0, 20), st.integers(0, 20), st.sampled_from([10, 10, 10, 20])
+)
+
+
+@given(st.lists(st.tuples(_PARTS, st.none() | st.tuples(st.integers(0, 19), st.integers(0, 3))), max_size=8))
+def test_readings_are_those_that_comparing_every_plan_with_every_other_finds(
+    parts: list[tuple[tuple[list[int], int, int, int], tuple[int, int] | None]],
+) -> None:
+    tables = []
+    for (order, begin, size, step), change in parts:
+        # Rows in threes where the step is short: a window's shards begin together.
+        accesses = [
+            (step * (row // 3), step * (row // 3) + step, order[row % 12]) for row in range(begin, begin + size)
+        ]
+        if change is not None and change[0] < len(accesses):
+            accesses[change[0]] = (*accesses[change[0]][:2], change[1])
+        tables.append(table(accesses))
+    assert [used.tolist() for used in retention.scans(tables)] == scans_by_comparing_all(tables)
+
+
+def test_plans_of_many_readings_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, compared = np.random.default_rng(5), []
+    is_same_scan = retention.is_same_scan
+
+    def counted(one: AccessTable, other: AccessTable) -> bool:
+        compared.append((one, other))
+        return is_same_scan(one, other)
+
+    monkeypatch.setattr(retention, "is_same_scan", counted)
+    tables = []
+    for job in range(100):
+        # Ranks of jobs in two epochs, each with shards of its own, and two workers of each.
+        orders = [(3 * job + generator.permutation(3)).tolist() for _ in range(3)]
+        for first in (0, 1):
+            rows = [
+                (10 * (3 * (first + epoch) + place), 10 * (3 * (first + epoch) + place + 1), shard)
+                for epoch, order in enumerate(orders[first : first + 2])
+                for place, shard in enumerate(order)
+            ]
+            tables.append(table(rows, num_shards=300))
+    assert len(retention.scans(tables)) == 100
+    assert len(compared) == 100, "each second plan with the first one of its own reading"
+
+
 @given(
     st.lists(st.booleans(), min_size=NUM_SHARDS, max_size=NUM_SHARDS),
     st.lists(st.integers(1, 9), min_size=NUM_SHARDS, max_size=NUM_SHARDS),
