@@ -1,9 +1,7 @@
 """Step records: what each rank's training loop really got, one JSON line a batch, for ``cacheloader audit``.
 
 A folder holds one append-only file for each attempt and rank, and the manifest once, so that the order of samples can
-be computed again. A line is one write call: a killed process leaves at most a torn last line, and nothing that the
-training loop had in hand is missing before it. Lines are not synced one by one; a machine that loses power loses the
-last seconds of them.
+be computed again. After a kill nothing that the training loop had in hand is missing, see ``lines``.
 """
 
 from __future__ import annotations
@@ -11,17 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
-import time
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cacheloader.errors import ConfigError
+from cacheloader.lines import LineFile, heading, json_line, num_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from cacheloader.manifest.record import Manifest
 
@@ -126,26 +122,17 @@ class StepLog:
         self._rank = rank
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            written = self._path.read_bytes()
+            self._file = LineFile(self._path)
+            self._seq = num_lines(self._path)
         except OSError as error:
             raise ConfigError(
                 f"record_to={str(folder)!r} cannot be written: {error.strerror}; pass a folder that every rank can "
                 "write, or leave record_to out"
             ) from error
-        self._seq = written.count(b"\n")
-        self._is_torn = written != b"" and not written.endswith(b"\n")
         self._has_failed = False
-        common = {
-            "v": FORMAT_VERSION,
-            "run": folder.resolve().name,
-            "att": attempt,
-            "node": platform.node(),
-            "rank": rank,
-            "world": world_size,
-            "boot": _boot_id(),
-        }
-        self._common = json.dumps(common, separators=(",", ":"))[1:-1]
+        self._heading = heading(
+            version=FORMAT_VERSION, run=folder.resolve().name, attempt=attempt, rank=rank, world_size=world_size
+        )
 
     def begin(
         self,
@@ -162,7 +149,7 @@ class StepLog:
             _store_manifest(self._path.parent, manifest)
         self._write(
             "begin",
-            f'"epoch":{epoch},"row":{row},"global_batch":{global_batch},"workers":{num_workers},'
+            f',"epoch":{epoch},"row":{row},"global_batch":{global_batch},"workers":{num_workers},'
             f'"manifest":"{manifest.digest}","order":{json.dumps(dict(order))}',
         )
 
@@ -183,30 +170,18 @@ class StepLog:
         named = "" if keys is None else f',"keys":{json.dumps(list(keys), separators=(",", ":"))}'
         self._write(
             "step",
-            f'"epoch":{epoch},"row":{row},"rows":{rows},"global_batch":{global_batch},"samples":{num_samples},'
+            f',"epoch":{epoch},"row":{row},"rows":{rows},"global_batch":{global_batch},"samples":{num_samples},'
             f'"skipped":{num_skipped},"bad":{num_bad},"fetch_s":{fetch_s:.6f}{named}',
         )
 
     def _write(self, event: str, fields: str) -> None:
-        line = (
-            f'{{"ev":"{event}","seq":{self._seq},"wall_ns":{time.time_ns()},"mono_ns":{time.monotonic_ns()},'
-            f"{self._common},{fields}}}\n"
-        ).encode()
-        if self._is_torn:
-            line = b"\n" + line
-        self._seq += 1
+        seq, self._seq = self._seq, self._seq + 1
         try:
-            self._is_torn = os.write(self._fd, line) != len(line)
-            problem = "the disk took a part of a line" if self._is_torn else ""
+            self._file.append(json_line(event, seq, self._heading, fields))
         except OSError as error:
-            problem = str(error)
-        if problem and not self._has_failed:
-            self._has_failed = True
-            _log.warning("step records in %s have a hole from here on: %s", self._path, problem)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError, OSError):
-            os.close(self._fd)
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning("step records in %s have a hole from here on: %s", self._path, error)
 
 
 def read_folder(folder: Path) -> Recorded:
@@ -291,10 +266,3 @@ def _parsed(line: Any) -> Begin | Step | int | None:
         num_bad=int(line["bad"]),
         keys=None if keys is None else tuple(map(int, keys)),
     )
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -15,14 +15,15 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cacheloader.errors import ConfigError
 from cacheloader.goodput.events import FORMAT_VERSION
+from cacheloader.lines import LineFile, heading, json_line, num_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from cacheloader.goodput.run import Run
 
@@ -61,19 +62,14 @@ class Recorder:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._has_failed = False
-        self._fd = -1
-        self._seq = 0
-        self._is_torn = False
+        self._file: LineFile | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             # In the order in which they were written: the first segment has no number.
             written = sorted(folder.glob(f"{self._stem}*.jsonl"), key=lambda path: path.name.removesuffix(".jsonl"))
             self._segment = max(0, len(written) - 1)
-            for path in written:
-                content = path.read_bytes()
-                self._seq += content.count(b"\n") + (content != b"" and not content.endswith(b"\n"))
-                self._is_torn = content != b"" and not content.endswith(b"\n")
-            self._open()
+            self._seq = sum(num_lines(path) for path in written)
+            self._file = LineFile(self.path)
         except OSError as error:
             raise ConfigError(
                 f"the goodput folder {str(folder)!r} cannot be written: {error.strerror}; pass a folder that every "
@@ -81,16 +77,7 @@ class Recorder:
             ) from error
         self.run = folder.resolve().name
         self.attempt, self.rank, self.world_size = attempt, rank, world_size
-        common = {
-            "v": FORMAT_VERSION,
-            "run": self.run,
-            "att": attempt,
-            "node": platform.node(),
-            "rank": rank,
-            "world": world_size,
-            "boot": boot_id(),
-        }
-        self._common = json.dumps(common, separators=(",", ":"))[1:-1]
+        self._heading = heading(version=FORMAT_VERSION, run=self.run, attempt=attempt, rank=rank, world_size=world_size)
 
     @property
     def watch_path(self) -> Path:
@@ -118,61 +105,39 @@ class Recorder:
 
     def write(self, event: str, fields: str, at: tuple[int, int] | None = None) -> None:
         """Write one event whose fields are JSON already, with a comma in front."""
-        wall_ns, mono_ns = at or (time.time_ns(), time.monotonic_ns())
+        now = at or (time.time_ns(), time.monotonic_ns())  # before others are waited for
         with self._lock:
-            if self._fd < 0 or self._pid != os.getpid():
+            if self._file is None or self._pid != os.getpid():
                 return
-            line = (
-                f'{{"ev":"{event}","seq":{self._seq},"wall_ns":{wall_ns},"mono_ns":{mono_ns},{self._common}{fields}}}\n'
-            ).encode()
-            if self._is_torn:
-                line = b"\n" + line
-            self._seq += 1
+            seq, self._seq = self._seq, self._seq + 1
             try:
-                self._is_torn = os.write(self._fd, line) != len(line)
-                self._size_bytes += len(line)
-                if self._size_bytes >= self._segment_bytes and not self._is_torn:
-                    self._rotate()
+                self._file.append(json_line(event, seq, self._heading, fields, now))
+                if self._file.size_bytes >= self._segment_bytes:
+                    self._rotate(self._file)
             except OSError as error:
-                self._failed(str(error))
-            else:
-                if self._is_torn:
-                    self._failed("the disk took a part of a line")
+                if not self._has_failed:
+                    self._has_failed = True
+                    _log.warning("the goodput events in %s have a hole from here on: %s", self.path, error)
 
     def sync(self) -> None:
         """Make what was written durable; milliseconds, so for commits only."""
         with self._lock, suppress(OSError):
-            if self._fd >= 0:
-                os.fdatasync(self._fd)
+            if self._file is not None:
+                self._file.sync()
 
     def close(self) -> None:
         """Close the file; calling it again does nothing."""
         with self._lock:
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
+            file, self._file = self._file, None
+            if file is not None:
+                file.close()
 
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._fd = os.open(self.path, flags, 0o644)
-        self._size_bytes = os.fstat(self._fd).st_size
-
-    def _rotate(self) -> None:
-        os.fdatasync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
+    def _rotate(self, full: LineFile) -> None:
+        full.sync()
+        self._file = None
+        full.close()
         self._segment += 1
-        self._open()
-
-    def _failed(self, why: str) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            _log.warning("the goodput events in %s have a hole from here on: %s", self.path, why)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError, OSError):
-            if self._fd >= 0:
-                os.close(self._fd)
+        self._file = LineFile(self.path)
 
 
 def active() -> Run | None:
@@ -260,14 +225,6 @@ def stem(attempt: str, rank: int) -> str:
     """How the names of a rank's files begin, on this node; -1 is the daemon."""
     node = re.sub(r"[^A-Za-z0-9-]", "-", platform.node())[:64]
     return f"events-{attempt}-{node}-{'daemon' if rank < 0 else f'r{rank:05d}'}"
-
-
-def boot_id() -> str:
-    """Identity of the node's boot, "" where the kernel names none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
 
 
 def _segment_name(stem_: str, segment: int) -> str:

@@ -80,6 +80,18 @@ def test_a_torn_last_line_counts_as_not_written_and_the_next_one_is_whole(tmp_pa
     assert "r00000.jsonl:2: " in recorded.damaged[0]
 
 
+def test_a_last_line_that_lacks_only_its_end_and_the_next_one_both_count(tmp_path: Path) -> None:
+    log = StepLog(tmp_path, attempt="a", rank=0, world_size=1)
+    begin(log)
+    step(log, 0)
+    (path,) = tmp_path.glob("*.jsonl")
+    os.truncate(path, path.stat().st_size - 1)
+    step(StepLog(tmp_path, attempt="a", rank=0, world_size=1), 4)
+    recorded = read_folder(tmp_path)
+    assert [record.row for record in recorded.records if isinstance(record, Step)] == [0, 4]
+    assert recorded.damaged == []
+
+
 def test_a_line_written_twice_counts_once_and_events_of_others_do_not(tmp_path: Path) -> None:
     log = StepLog(tmp_path, attempt="a", rank=0, world_size=1)
     begin(log)
@@ -110,7 +122,7 @@ def test_a_loader_made_anew_in_the_same_attempt_goes_on_in_the_same_file(tmp_pat
 def test_a_full_disk_costs_records_and_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = StepLog(tmp_path, attempt="a", rank=0, world_size=1)
     full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, log._fd)
+    os.dup2(full, log._file._fd)
     os.close(full)
     step(log, 0)
     step(log, 4)
