@@ -20,7 +20,6 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ALIGNMENT_BYTES = 64
 _LARGEST_BYTES = 1 << 30
 _STEP_BYTES = 1 << 20
 _IDENTITY_BYTES = 16
@@ -148,17 +147,10 @@ class Block:
     number: int
     size_bytes: int = 0
 
-    def reserve(self, size_bytes: int) -> int | None:
-        """Where the next ``size_bytes`` bytes shall lie; ``None`` if they find no room."""
-        start = -(-self.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        if self.blocks.grown(self.number, start + size_bytes) is None:
-            return None
-        self.size_bytes = start + size_bytes
-        return start
-
-    def bytes(self) -> NDArray[np.uint8]:
-        """The memory, as large as it is at the moment."""
-        return self.blocks.mapped(self.number, self.size_bytes)
+    def reserve(self, size_bytes: int) -> NDArray[np.uint8] | None:
+        """Its memory, at least so large; ``None`` where there is no memory for so much."""
+        self.size_bytes = size_bytes
+        return self.blocks.grown(self.number, size_bytes)
 
     def give_back(self) -> None:
         """It is not sent."""

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from cacheloader.blocks import ALIGNMENT_BYTES, Held
+from cacheloader.blocks import Held
 from cacheloader.heap import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from cacheloader.blocks import Block, Blocks
 
+_ALIGNMENT_BYTES = 64
 _LEAST_BYTES = 512
 """Byte strings that are shorter together, or alone, are not worth a place of their own."""
 
@@ -93,10 +94,10 @@ class Parcel:
         block = blocks.take(worker)
         if block is None:
             return data
-        if block.reserve(packing.size_bytes) is None:
+        memory = block.reserve(packing.size_bytes)
+        if memory is None:
             block.give_back()
             return data
-        memory = block.bytes()
         for put in packing.puts:
             put(memory)
         return cls(content, block)
@@ -185,7 +186,7 @@ class _Packing:
         return description
 
     def _place(self, size_bytes: int) -> int:
-        start = -(-self.size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        start = -(-self.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         self.size_bytes = start + size_bytes
         return start
 
