@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import cacheloader as cl
+from cacheloader.goodput.measuring import HostClock, Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +37,7 @@ def measure(*, num_steps: int, step_s: float, work: str) -> dict[str, Any]:
     bare_reduce = dist.all_reduce
     with (
         tempfile.TemporaryDirectory() as folder,
-        cl.goodput.Run(folder, rank=0, world_size=1, attempt="bench", meter=_meter()) as run,
+        cl.goodput.Run(folder, rank=0, world_size=1, attempt="bench", meter=Meter(HostClock())) as run,
     ):
         recorded: Iterator[Any] = run.timed(iter(range(10**9)), tokens=4096, samples=8)
         plain: Iterator[Any] = iter(range(10**9))
@@ -66,12 +67,6 @@ def measure(*, num_steps: int, step_s: float, work: str) -> dict[str, Any]:
         "cpu_share": cost_us / 1e6 / step_s,
         "limit": LIMIT,
     }
-
-
-def _meter() -> Any:
-    from cacheloader.goodput.measuring import HostClock, Meter
-
-    return Meter(HostClock())
 
 
 def _sleeping(step_s: float) -> Callable[[], None]:
