@@ -38,7 +38,7 @@ def test_one_job_reads_what_the_cache_cannot_hold_and_the_simulator_knew(
     found = measure(folder, stocked, Case(name="", cached=0.5, epoch_s=0.8, num_epochs=3))
     assert found.samples == 3 * SHAPE.num_samples
     assert 0.45 < found.cached_bytes / found.dataset_bytes < 0.55
-    assert found.window_bytes < 5 * stocked.shard_bytes, "four shards; of a larger cache a thirty-second"
+    assert found.window_bytes < 5 * stocked.shard_bytes, "four shards; of a larger cache a sixty-fourth"
     # What is on its way at the edges of the two epochs is a shard or two of forty.
     assert found.bytes_per_epoch <= allowed_bytes(found) + 2 * stocked.shard_bytes
     assert found.simulated_bytes == pytest.approx(found.bytes_per_epoch, rel=0.1)
