@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.statistics import percentile
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.open import open_origin
 from cacheloader.origin.slots import TransferSlots
@@ -22,7 +23,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.seaweedfs import SeaweedServer, storage_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 SHARES = (0.0, 0.05)
 PART_BYTES = 16 * 1024
@@ -60,17 +61,13 @@ async def measure(url: str, info: ObjectInfo, proxy: FaultProxy, *, shards: int,
         await origin.aclose()
     for share, slots in ways.items():
         found = slots.hedges.statistics()
-        took = sorted(seconds[share])
+        took = [1000 * value for value in seconds[share]]
         print(
-            f"second requests up to {share:.0%}: shards took p50 {at(took, 0.5):.0f} ms, p95 {at(took, 0.95):.0f} ms, "
-            f"p99 {at(took, 0.99):.0f} ms, the longest {took[-1] * 1000:.0f} ms; {found.hedges} of {found.requests} "
-            f"ranges asked twice ({found.hedges / found.requests:.1%}), {found.won} of them answered first"
+            f"second requests up to {share:.0%}: shards took p50 {percentile(took, 50):.0f} ms, "
+            f"p95 {percentile(took, 95):.0f} ms, p99 {percentile(took, 99):.0f} ms, the longest {max(took):.0f} ms; "
+            f"{found.hedges} of {found.requests} ranges asked twice ({found.hedges / found.requests:.1%}), "
+            f"{found.won} of them answered first"
         )
-
-
-def at(ordered: Sequence[float], part: float) -> float:
-    """The value in milliseconds that ``part`` of the others lie below."""
-    return 1000 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 def main() -> None:
