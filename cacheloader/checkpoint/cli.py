@@ -11,7 +11,7 @@ from cacheloader.checkpoint.commit import parse_name
 from cacheloader.checkpoint.failure import innermost
 from cacheloader.checkpoint.retention import Retention, removable
 from cacheloader.checkpoint.store import open_store
-from cacheloader.checkpoint.verify import Unreadable, wrong_bytes
+from cacheloader.checkpoint.verify import finding
 from cacheloader.config import parse_storage_options
 from cacheloader.errors import CheckpointError, ConfigError
 from cacheloader.quantity import format_size
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from cacheloader.checkpoint.commit import Commit, Name
+    from cacheloader.checkpoint.commit import Name
     from cacheloader.checkpoint.store import Store
 
 
@@ -119,15 +119,8 @@ def _our_row(store: Store, name: Name, *, read_bytes: bool) -> Row:
         size_bytes=commit.size_bytes,
         saved_at=commit.saved_at,
         proof="checksums" if read_bytes else "sizes",
-        reason=_reason(store, commit) if read_bytes else "",
+        reason=finding(store, commit, sorted(commit.files))[1] if read_bytes else "",
     )
-
-
-def _reason(store: Store, commit: Commit) -> str:
-    try:
-        return wrong_bytes(store, str(commit.name), commit, sorted(commit.files))
-    except Unreadable as error:
-        return error.message
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -175,20 +168,18 @@ def _rm(options: argparse.Namespace) -> int:
         going = _superfluous(store, Retention(keep_last=options.keep_last, keep_every=options.keep_every))
     else:
         going = list(dict.fromkeys(options.names))
-        looked = rows(store, read_bytes=False)
         rows(store, read_bytes=False, only=going)  # refuses what is not there, and what is no checkpoint
         if not options.even_the_last:
-            _refuse_the_last(store, looked, going)
-    for text in going:
-        name = parse_name(text)
-        if options.dry_run:
-            continue
-        if name is None:
-            store.remove(text)
-        else:
-            survey.remove(store, name)
-    if going and not options.dry_run and not survey.names(store):
-        store.remove(survey.ONCE_FILE)  # it was asked for, so the job may begin at step 0
+            _refuse_the_last(store, rows(store, read_bytes=False), going)
+    if not options.dry_run:
+        for text in going:
+            name = parse_name(text)
+            if name is None:
+                store.remove(text)
+            else:
+                survey.remove(store, name)
+        if going and not survey.names(store):
+            store.remove(survey.ONCE_FILE)  # it was asked for, so the job may begin at step 0
     if options.json:
         print(json.dumps({"removed": going, "dry_run": options.dry_run}))
     else:
@@ -199,17 +190,15 @@ def _rm(options: argparse.Namespace) -> int:
 
 def _superfluous(store: Store, retention: Retention) -> list[str]:
     """What the retention does not keep; the newest one that stays was read to the end."""
-    looked = list(survey.newest_first(store))
+    looked = [survey.look(store, name) for name in survey.names(store)]
     bad: set[Name] = set()
     unreadable: set[Name] = set()
     for found in looked:
         if found.commit is not None:
-            try:
-                if not wrong_bytes(store, str(found.name), found.commit, sorted(found.commit.files)):
-                    break
-                bad.add(found.name)
-            except Unreadable:
-                unreadable.add(found.name)
+            is_bad, reason = finding(store, found.commit, sorted(found.commit.files))
+            if not reason:
+                break
+            (bad if is_bad else unreadable).add(found.name)
     committed = [found.name for found in looked if found.commit]
     uncommitted = [found.name for found in looked if not found.commit]
     going = removable(committed, uncommitted, bad=bad, spared=unreadable, retention=retention)

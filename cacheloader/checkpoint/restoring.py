@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from cacheloader.checkpoint import survey
-from cacheloader.checkpoint.verify import Unreadable, share_of, wrong_bytes
+from cacheloader.checkpoint.verify import finding, share_of
 from cacheloader.errors import NoValidCheckpoint
 
 if TYPE_CHECKING:
@@ -90,9 +90,9 @@ def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver,
             continue
         if verify == "bytes":
             share = share_of(one.commit, rank=ranks.rank, world_size=ranks.world_size)
-            findings = [it for it in ranks.gather(_finding(store, one.commit, share)) if it[1]]
+            findings = [it for it in ranks.gather(finding(store, one.commit, share)) if it[1]]
             if findings:
-                is_bad, reason = max(findings, key=lambda finding: finding[0])  # one wrong byte settles it
+                is_bad, reason = max(findings, key=lambda it: it[0])  # one wrong byte settles it
                 skipped.append(Skipped(name=str(name), reason=reason))
                 (bad if is_bad else unreadable).add(name)
                 continue
@@ -105,12 +105,3 @@ def choose(store: Store, ranks: Ranks, *, verify: Verify, start_over: StartOver,
         "throw their training away, so it has to be asked for: repair or remove them (cacheloader ckpt rm), or pass "
         'start_over="always", or "if_never_committed" where it may be that no save was ever completed'
     )
-
-
-def _finding(store: Store, commit: Commit, share: list[str]) -> tuple[bool, str]:
-    """Whether bytes are wrong, and what is the matter, if anything is; files that cannot be read are not wrong."""
-    try:
-        reason = wrong_bytes(store, str(commit.name), commit, share)
-    except Unreadable as error:
-        return False, error.message
-    return bool(reason), reason

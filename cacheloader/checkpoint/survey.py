@@ -11,7 +11,7 @@ from cacheloader.checkpoint.verify import read_commit, wrong_size
 from cacheloader.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from cacheloader.checkpoint.commit import Commit, Name
     from cacheloader.checkpoint.retention import Retention
@@ -55,12 +55,6 @@ def look(store: Store, name: Name) -> Found:
     except CheckpointError as error:
         return Found(name=name, commit=None, reason=error.message)
     return Found(name=name, commit=None if reason else commit, reason=reason)
-
-
-def newest_first(store: Store) -> Iterator[Found]:
-    """All saves, each looked at when it is asked for."""
-    for name in names(store):
-        yield look(store, name)
 
 
 def was_ever_committed(store: Store) -> bool:

@@ -59,7 +59,7 @@ def wrong_size(commit: Commit, files: Mapping[str, File]) -> str:
     return ""
 
 
-def wrong_bytes(store: Store, folder: str, commit: Commit, names: Iterable[str]) -> str:
+def wrong_bytes(store: Store, commit: Commit, names: Iterable[str]) -> str:
     """Why the bytes of some files are not those that were written; they are read to the end.
 
     Raises:
@@ -67,12 +67,21 @@ def wrong_bytes(store: Store, folder: str, commit: Commit, names: Iterable[str])
     """
     for name in names:
         part = commit.files[name]
-        checksum, size_bytes = _read_again(store, f"{folder}/{name}")
+        checksum, size_bytes = _read_again(store, f"{commit.name}/{name}")
         if size_bytes != part.size_bytes:
             return f"{name} has {size_bytes:,} bytes and was committed with {part.size_bytes:,}"
         if checksum != part.crc32c:
             return f"{name} has checksum {checksum:08x} and was written with {part.crc32c:08x}: its bytes have changed"
     return ""
+
+
+def finding(store: Store, commit: Commit, names: Iterable[str]) -> tuple[bool, str]:
+    """Whether bytes are wrong, and what is the matter, if anything is; files that cannot be read are not wrong."""
+    try:
+        reason = wrong_bytes(store, commit, names)
+    except Unreadable as error:
+        return False, error.message
+    return bool(reason), reason
 
 
 def _read_again(store: Store, path: str) -> tuple[int, int]:
