@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.packing import pack_pictures
 from benchmarks.harness.report import Comparison
 from benchmarks.harness.runner import Entry
 from benchmarks.scenarios import rivals
-from benchmarks.scenarios.ground import BATCH_SIZE, ground
-from benchmarks.scenarios.scenario import Prepared
+from benchmarks.scenarios.ground import ground
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from benchmarks.scenarios.scenario import Prepared
 
 BARE_2 = "pread and decode, 2 processes (ceiling)"
 PRODUCT_2 = "cacheloader, 2 workers"
@@ -88,20 +89,16 @@ class Decode:
             ]
             for rival in RIVALS:
                 entries += there.rival_entries(rival, (2,), script="epochs:Epochs")
-            yield Prepared(
-                entries=entries,
+            yield there.prepared(
+                entries,
                 comparisons=COMPARISONS,
-                parameters={
-                    "samples": size.samples,
+                rivals=RIVALS,
+                notes=NOTES,
+                sizes={
+                    **asdict(size),
                     "jpeg_bytes": packed.size_bytes // size.samples,
                     "pixels": f"{SIDE} x {SIDE}",
-                    "shards": size.shards,
-                    "batch_size": BATCH_SIZE,
-                    "warm_epochs": size.warm_epochs,
-                    "store": "SeaweedFS on the same machine, loopback",
                 },
-                notes=[*NOTES, *rivals.missing(RIVALS)],
-                before_each=there.running.warm,
             )
 
 

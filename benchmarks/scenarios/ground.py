@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.contestants.cacheloader import reads_of_epoch
 from benchmarks.harness.contestant import Store, Task
 from benchmarks.harness.store import running_store
+from benchmarks.scenarios.rivals import missing
+from benchmarks.scenarios.scenario import Prepared
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from benchmarks.harness.packing import PackedShards
+    from benchmarks.harness.report import Comparison
     from benchmarks.harness.runner import Entry
     from benchmarks.harness.store import RunningStore
     from benchmarks.scenarios.rivals import Rival
@@ -68,6 +71,32 @@ class Ground:
             return []
         store = rival.store(self.tars, packed=self.packed, running=self.running, folder=self.folder / "converted")
         return [rival.entry(self.task(number, store=store), script=script) for number in workers]
+
+    def prepared(
+        self,
+        entries: Sequence[Entry],
+        *,
+        comparisons: Sequence[Comparison],
+        rivals: tuple[Rival, ...],
+        notes: Sequence[str],
+        sizes: dict[str, Any],
+    ) -> Prepared:
+        """A scenario on this ground, ready to run.
+
+        Args:
+            entries: Contestants, in the order of each round.
+            comparisons: Ratios that the report shows.
+            rivals: Peers that should take part; the report names those that could not.
+            notes: What the reader has to know besides.
+            sizes: What the scenario chose, for the report.
+        """
+        return Prepared(
+            entries=entries,
+            comparisons=comparisons,
+            parameters={**sizes, "batch_size": self.batch_size, "store": "SeaweedFS on the same machine, loopback"},
+            notes=[*notes, *missing(rivals)],
+            before_each=self.running.warm,
+        )
 
 
 @contextmanager

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.packing import pack
 from benchmarks.harness.report import Comparison
 from benchmarks.harness.runner import Entry
 from benchmarks.scenarios import rivals
-from benchmarks.scenarios.ground import BATCH_SIZE, ground
-from benchmarks.scenarios.scenario import Prepared
+from benchmarks.scenarios.ground import ground
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from benchmarks.scenarios.scenario import Prepared
 
 RANKS, WORKERS = 2, 8
 PRODUCT = f"cacheloader, {RANKS} ranks of {WORKERS} workers"
@@ -85,19 +86,7 @@ class Sharing:
                     replace(entry, label=_label(rival), options={**entry.options, "ranks": RANKS})
                     for entry in there.rival_entries(rival, (WORKERS,), script="ranks:Ranks")
                 ]
-            yield Prepared(
-                entries=entries,
-                comparisons=COMPARISONS,
-                parameters={
-                    "samples": size.samples,
-                    "sample_bytes": size.sample_bytes,
-                    "shards": size.shards,
-                    "batch_size": BATCH_SIZE,
-                    "store": "SeaweedFS on the same machine, loopback",
-                },
-                notes=[*NOTES, *rivals.missing(RIVALS)],
-                before_each=there.running.warm,
-            )
+            yield there.prepared(entries, comparisons=COMPARISONS, rivals=RIVALS, notes=NOTES, sizes=asdict(size))
 
 
 SCENARIO = Sharing()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.harness.packing import pack
 from benchmarks.harness.report import Comparison
 from benchmarks.harness.runner import Entry
 from benchmarks.scenarios import rivals
-from benchmarks.scenarios.ground import BATCH_SIZE, ground
-from benchmarks.scenarios.scenario import Prepared
+from benchmarks.scenarios.ground import ground
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from benchmarks.scenarios.scenario import Prepared
 
 PRODUCT = "cacheloader, 0 workers"
 PRODUCT_2 = "cacheloader, 2 workers"
@@ -90,21 +91,7 @@ class Stall:
                     replace(entry, options={**entry.options, "step_s": size.step_s})
                     for entry in there.rival_entries(rival, (2,), script="paced:Paced")
                 ]
-            yield Prepared(
-                entries=entries,
-                comparisons=COMPARISONS,
-                parameters={
-                    "samples": size.samples,
-                    "sample_bytes": size.sample_bytes,
-                    "shards": size.shards,
-                    "batch_size": BATCH_SIZE,
-                    "step_s": size.step_s,
-                    "warm_epochs": size.warm_epochs,
-                    "store": "SeaweedFS on the same machine, loopback",
-                },
-                notes=[*NOTES, *rivals.missing(RIVALS)],
-                before_each=there.running.warm,
-            )
+            yield there.prepared(entries, comparisons=COMPARISONS, rivals=RIVALS, notes=NOTES, sizes=asdict(size))
 
 
 SCENARIO = Stall()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.contestants.cacheloader import reads_of_epoch
@@ -12,13 +12,13 @@ from benchmarks.harness.report import Comparison
 from benchmarks.harness.runner import Entry
 from benchmarks.scenarios import rivals
 from benchmarks.scenarios.ground import BATCH_SIZE, ground
-from benchmarks.scenarios.scenario import Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from benchmarks.harness.contestant import Task
+    from benchmarks.scenarios.scenario import Prepared
 
 ENGINE = "engine (ceiling)"
 ENGINE_NARROW = "engine, 8 requests in flight"
@@ -183,20 +183,16 @@ class TwoEpochs:
             for rival in RIVALS_SHARED:
                 workers = (0, 2) if rival in RIVALS_ALONE else (2,)
                 entries += there.rival_entries(rival, workers, script="epochs:Epochs")
-            yield Prepared(
-                entries=entries,
+            yield there.prepared(
+                entries,
                 comparisons=COMPARISONS,
-                parameters={
-                    "samples": size.samples,
-                    "sample_bytes": size.sample_bytes,
+                rivals=RIVALS_SHARED,
+                notes=NOTES,
+                sizes={
+                    **asdict(size),
                     "shards": f"{size.shards} tars of {packed.sizes_bytes[0] / 1e6:.1f} MB by webdataset.ShardWriter",
-                    "batch_size": BATCH_SIZE,
-                    "warm_epochs": size.warm_epochs,
-                    "store": "SeaweedFS on the same machine, loopback",
                     "transform": "none",
                 },
-                notes=[*NOTES, *rivals.missing(RIVALS_SHARED)],
-                before_each=there.running.warm,
             )
 
     def _entries(self, alone: Task, shared: Task, uncounted: Task, *, first_shard: int) -> list[Entry]:
