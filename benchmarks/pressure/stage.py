@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import select
-import signal
-import subprocess
 import tarfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,17 +13,16 @@ import numpy as np
 
 from cacheloader.config import TransportOptions
 from cacheloader.demo.link import SlowLink
-from cacheloader.demo.seaweedfs import SeaweedServer, die_with_parent, storage_options
-from cacheloader.interpreter import command, search_path
+from cacheloader.demo.seaweedfs import SeaweedServer, storage_options
 from cacheloader.transport.control import read_status
 from tests.support.fault_proxy import FaultProxy
+from tests.support.node_daemon import NodeDaemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BUCKET = "pressure"
-DAEMON = "cacheloader_daemon"
 START_TIMEOUT_S = 60.0
 UNTHROTTLED = 1e12
 
@@ -157,10 +152,7 @@ def staged(
     folder.mkdir(parents=True)
     socket = folder / "d.sock"
     config = folder / "daemon.toml"
-    config.write_text(
-        f'cache_dir = "{folder / "cache"}"\ncache_size = {cache_bytes}\nsocket = "{socket}"\neviction = "{eviction}"\n'
-        f"hedge_share = {hedge_share}\n"
-    )
+    config.write_text(f'socket = "{socket}"\neviction = "{eviction}"\nhedge_share = {hedge_share}\n')
     with ExitStack() as ends:
         port = stocked.port
         if latency_of is not None:
@@ -169,28 +161,9 @@ def staged(
             proxy.latency_of = latency_of  # type: ignore[attr-defined]
             port = proxy.port
         link = ends.enter_context(SlowLink(port=port, bytes_per_s=UNTHROTTLED, delay_s=0.0))
-        news, ready = os.pipe()
-        with (folder / "daemon.log").open("ab") as log:
-            process = subprocess.Popen(
-                die_with_parent([*command(DAEMON), "--config", str(config), "--ready-fd", str(ready)]),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[ready],
-                cwd="/",
-                env={**os.environ, "PYTHONPATH": search_path(DAEMON)},
-            )
-        os.close(ready)
-        try:
-            with os.fdopen(news, "rb") as file:
-                said = file.readline() if select.select([file], [], [], START_TIMEOUT_S)[0] else b""
-            if b'"ready": true' not in said:
-                raise TimeoutError(f"the daemon did not start: {said!r} {(folder / 'daemon.log').read_text()[-2000:]}")
-            yield Stage(socket=socket, link=link)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+        daemon = NodeDaemon(
+            folder / "cache", cache_size=str(cache_bytes), private=False, arguments=["--config", str(config)]
+        )
+        ends.callback(daemon.stop)
+        daemon.start(timeout_s=START_TIMEOUT_S)
+        yield Stage(socket=socket, link=link)
