@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cacheloader as cl
-from cacheloader.goodput import events
+from cacheloader.goodput import events, recorder
 from cacheloader.goodput.categories import Category
 from cacheloader.goodput.folder import EventFolder
 from cacheloader.goodput.histogram import Durations, bucket
 from cacheloader.goodput.ledger import Ledger
 from cacheloader.goodput.measuring import Meter
+from tests.support.seaweedfs import free_ports
 
 SCRIPT = Path(__file__).parents[1] / "support" / "goodput_ranks.py"
 REPOSITORY = Path(__file__).parents[2]
@@ -29,9 +29,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 def run_ranks(folder: Path, world: int, **config: Any) -> list[Any]:
     """Run ``world`` processes to their end and read what they wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = next(free_ports())
     path = folder / "config.json"
     path.write_text(json.dumps({"folder": str(folder / "run"), **config}))
     processes = [
@@ -117,6 +115,10 @@ def test_collectives_of_an_evaluation_or_a_save_are_not_those_of_a_step(tmp_path
         assert dist.barrier is not before
         with run.eval():
             assert not meter._counts
+        assert meter._counts
+        recorder.ckpt_begin("step-1", 1)
+        assert not meter._counts
+        recorder.ckpt_staged("step-1", 1, stall_s=0.0)
         assert meter._counts
     assert dist.barrier is before
 

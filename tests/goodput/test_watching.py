@@ -16,6 +16,7 @@ from cacheloader.goodput import events
 from cacheloader.goodput.folder import EventFolder
 from cacheloader.protocol import messages
 from tests.support.node_daemon import NodeDaemon
+from tests.support.seaweedfs import free_ports
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def test_a_rank_that_ends_by_itself_is_not_missed_and_its_numbers_are_in_the_met
     daemon: NodeDaemon, tmp_path: Path
 ) -> None:
     daemon.stop()
-    port = 19473
+    port = next(free_ports())
     daemon.arguments = ["--metrics-port", str(port)]
     daemon.start()
     path = tmp_path / "events-a-n-daemon-r00003.jsonl"
