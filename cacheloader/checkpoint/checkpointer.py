@@ -206,7 +206,7 @@ class Checkpointer:
             raise
         staging = None if mode == "sync" else self._staging
         writer = CommitWriter(self._store, draft, staging=staging, thread_count=self._thread_count)
-        self._last = Save(step=step, name=name, settle=lambda failure: self._settle(draft, failure))
+        self._last = Save(step=step, settle=lambda failure: self._settle(draft, failure))
         planner = FirstRankPlanner(snapshot.buffers(self._contents, state))
         self._last.run(state, writer, planner, self._ranks, mode=mode)
         self.last_stall_s = time.perf_counter() - begin

@@ -40,13 +40,11 @@ class Save:
 
     Args:
         step: Training step.
-        name: Its folder.
         settle: Called once when torch is done, in the thread that saved; what it raises becomes the save's failure.
     """
 
-    def __init__(self, *, step: int, name: str, settle: Callable[[BaseException | None], None]) -> None:
+    def __init__(self, *, step: int, settle: Callable[[BaseException | None], None]) -> None:
         self.step = step
-        self.name = name
         self._settle = settle
         self._done: concurrent.futures.Future[None] = concurrent.futures.Future()
 
