@@ -173,11 +173,26 @@ def test_a_damaged_checkpoint_is_passed_over_with_its_reason(tmp_path: Path, hur
     assert reason in checkpoints.skipped[0].reason
 
 
-def test_sizes_alone_do_not_find_a_flipped_bit_and_cost_no_reading(tmp_path: Path) -> None:
-    saved(tmp_path, steps=2)
-    data = saves(tmp_path)[-1] / ".metadata"
-    size = data.stat().st_size
-    truncate(data)
+def test_sizes_alone_do_not_find_a_flipped_bit_and_cost_no_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = saved(tmp_path, steps=2)
+    newest = saves(tmp_path)[-1]
+    data, record = newest / "__0_0.distcp", newest / ".metadata"
+    weight = job.model[0].weight.detach().numpy().tobytes()
+    flip_bit(data, at=data.read_bytes().index(weight))
+    read: list[str] = []
+    real = verify._read_again
+    monkeypatch.setattr(verify, "_read_again", lambda store, path: (read.append(path), real(store, path))[1])
+    with Job().checkpointer(tmp_path) as checkpoints:
+        assert checkpoints.restore_latest() == 1
+    assert f"{newest.name}/{data.name}" in read
+    read.clear()
+    with Job().checkpointer(tmp_path, verify="sizes") as checkpoints:
+        assert checkpoints.restore_latest() == 2
+    assert read == []
+    size = record.stat().st_size
+    truncate(record)
     with Job().checkpointer(tmp_path, verify="sizes") as checkpoints:
         assert checkpoints.restore_latest() == 1
     assert f"{size:,}" in checkpoints.skipped[0].reason

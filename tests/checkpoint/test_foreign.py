@@ -169,7 +169,7 @@ def test_the_command_lists_verifies_and_removes(tmp_path: Path, capsys: pytest.C
     assert main(["ckpt", "verify", url, "no such"]) == 1
     capsys.readouterr()
     assert main(["ckpt", "rm", url, "--keep-last", "2", "--dry-run"]) == 0
-    assert capsys.readouterr().out.split() == ["would", "remove", names[0]], "the damaged one counts as kept"
+    assert capsys.readouterr().out.split() == ["would", "remove", names[0]], "the damaged one does not count as kept"
     assert main(["ckpt", "rm", url, names[0]]) == 0
     assert [path.name for path in saves(tmp_path / "job")] == names[1:]
     assert main(["ckpt", "rm", url, *names[1:]]) == 1
