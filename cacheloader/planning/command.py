@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -161,8 +162,6 @@ def _settings(
 
 def _simulated(settings: dict[str, Any]) -> dict[str, Any]:
     """The simulator's answer. It is the daemon's planner that decides, so it runs where the daemon would."""
-    import os
-
     try:
         finished = subprocess.run(  # noqa: S603
             command(SIMULATOR),
