@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, ServeFromMemory
 from cacheloader_daemon.plan.horizon import INFINITE
 from cacheloader_daemon.plan.pace import FetchTimes
-from cacheloader_daemon.plan.shares import Claim
+from cacheloader_daemon.plan.shares import NOBODY, Claim
 from cacheloader_daemon.plan.states import ShardState
 from cacheloader_daemon.plan.trading import Trading
 
@@ -158,7 +158,7 @@ class Admission:
         """Give up blobs while more was found on disk than the quota allows."""
         ledger = self._holdings.ledger
         while ledger.free_bytes + ledger.evicting_bytes < 0:
-            borrowed = self._claim("", own=True, others=True, by_right=True)
+            borrowed = self._claim(NOBODY, own=True, others=True, by_right=True)
             if self._holdings.shares.is_shared and self._take(1, None, now_s, effects, borrowed):
                 continue
             victim = self._holdings.victims.farthest(now_s)
