@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     Daemons = Callable[..., NodeDaemon]
 
 
-@pytest.fixture
-def url(shards: ShardSet, s3: Any, bucket: str, prefix: str) -> str:
-    """The data set in the object store, with sample counts beside it."""
-    url = shards.upload(s3, bucket, prefix.rstrip("/"))
-    counts = {path.name: 20 for path in shards.paths}
-    s3.put_object(Bucket=bucket, Key=f"{prefix}sizes.json", Body=json.dumps(counts).encode())
-    return url
-
-
 def open_over(client: RawClient, url: str, proxy: CountingProxy) -> Any:
     return client.open_dataset([url], options=storage_options(proxy.url))
 

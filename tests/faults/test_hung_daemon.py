@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -136,13 +135,9 @@ def test_status_and_stop_name_a_daemon_that_hangs(stopped_daemon: NodeDaemon) ->
 
 
 def test_a_wait_that_ends_without_a_shard_says_what_the_store_answered(
-    daemons: Daemons, shards: ShardSet, s3: Any, bucket: str, prefix: str, s3_proxy: CountingProxy
+    daemons: Daemons, url: str, s3_proxy: CountingProxy
 ) -> None:
     """The store fails during a job whose patience ends before the daemon's retries do."""
-    url = shards.upload(s3, bucket, prefix.rstrip("/"))
-    s3.put_object(
-        Bucket=bucket, Key=f"{prefix}sizes.json", Body=json.dumps({p.name: 20 for p in shards.paths}).encode()
-    )
     daemon = daemons().start()
     session = session_with(daemon, timeout_s=6)
     session.open_dataset(DatasetSpec(urls=[url], storage_options=storage_options(s3_proxy.url)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from typing import TYPE_CHECKING, Any
@@ -43,14 +42,6 @@ def proxy(s3_server: SeaweedServer) -> Iterator[FaultProxy]:
     proxy.start()
     yield proxy
     proxy.stop()
-
-
-@pytest.fixture
-def url(shards: ShardSet, s3: Any, bucket: str, prefix: str) -> str:
-    url = shards.upload(s3, bucket, prefix.rstrip("/"))
-    counts = {path.name: 20 for path in shards.paths}
-    s3.put_object(Bucket=bucket, Key=f"{prefix}sizes.json", Body=json.dumps(counts).encode())
-    return url
 
 
 def opened(daemon: NodeDaemon, url: str, proxy: FaultProxy) -> RawClient:
