@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contestants.cacheloader import reads_of_epoch
@@ -37,7 +37,6 @@ class Ground:
         tars: Where they lie in it, counts beside them.
         reads: File with the order of the product's second epoch.
         warm_epochs: Epochs in a warm phase.
-        batch_size: Samples per batch.
     """
 
     folder: Path
@@ -46,7 +45,6 @@ class Ground:
     tars: Store
     reads: Path
     warm_epochs: int
-    batch_size: int
 
     def task(self, num_workers: int, *, store: Store | None = None) -> Task:
         """A task for so many workers, on the tars if no other place is named."""
@@ -58,7 +56,7 @@ class Ground:
             shard_bytes=self.packed.sizes_bytes,
             store=store or self.tars,
             expected=self.packed.expected,
-            batch_size=self.batch_size,
+            batch_size=BATCH_SIZE,
             num_workers=num_workers,
             warm_epochs=self.warm_epochs,
             server_pid=self.running.server.pid,
@@ -93,17 +91,17 @@ class Ground:
         return Prepared(
             entries=entries,
             comparisons=comparisons,
-            parameters={**sizes, "batch_size": self.batch_size, "store": "SeaweedFS on the same machine, loopback"},
+            parameters={**sizes, "batch_size": BATCH_SIZE, "store": "SeaweedFS on the same machine, loopback"},
             notes=[*notes, *missing(rivals)],
             before_each=self.running.warm,
         )
 
 
 @contextmanager
-def ground(folder: Path, packed: PackedShards, *, warm_epochs: int, batch_size: int = BATCH_SIZE) -> Iterator[Ground]:
+def ground(folder: Path, packed: PackedShards, *, warm_epochs: int) -> Iterator[Ground]:
     """Start a store and upload the tars."""
     reads = folder / "reads.json"
-    reads.write_text(json.dumps(reads_of_epoch(packed, epoch=1, batch_size=batch_size)))
+    reads.write_text(json.dumps(reads_of_epoch(packed, epoch=1, batch_size=BATCH_SIZE)))
     with running_store(folder / "store") as running:
         tars = running.upload(packed, "counted/", with_counts=True)
         yield Ground(
@@ -113,10 +111,4 @@ def ground(folder: Path, packed: PackedShards, *, warm_epochs: int, batch_size: 
             tars=tars,
             reads=reads,
             warm_epochs=warm_epochs,
-            batch_size=batch_size,
         )
-
-
-def on_another_path(task: Task, folder: Path) -> Task:
-    """The same task with its shards in a folder instead of a store."""
-    return replace(task, source_folder=str(folder), store=None, metrics_url="")
