@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness.measurement import OPENED
+from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from benchmarks.harness.contestant import Task
     from benchmarks.harness.meter import PhaseClock
     from benchmarks.harness.packing import PackedShards
 
 SEED = 17
-FIELD = "bin"
 
 
-class CacheloaderLoader:
+class CacheloaderLoader(KeyedBatches):
     """``cl.DataLoader`` over a ``cl.RemoteDataset`` with a private daemon in the run's own directory.
 
     Args:
@@ -26,10 +26,7 @@ class CacheloaderLoader:
     """
 
     is_cached = True
-
-    def __init__(self, *, decode: bool = False) -> None:
-        self._workers = 0
-        self._decode = decode
+    key_field = "__key__"
 
     def prepare(self, task: Task) -> None:
         """Import."""
@@ -68,21 +65,6 @@ class CacheloaderLoader:
             persistent_workers=task.num_workers > 0,
         )
         return loader
-
-    def count(self, batch: Any) -> tuple[int, int]:
-        """Samples and payload bytes."""
-        payloads = batch[FIELD]
-        if self._decode:
-            return len(payloads), payloads.numel()
-        return len(payloads), sum(map(len, payloads))
-
-    def items(self, batch: Any) -> Iterator[tuple[str, bytes]]:
-        """Key and payload of each sample."""
-        if self._decode:
-            from benchmarks.peers.decoding import decoded_items
-
-            return decoded_items(batch["__key__"], batch[FIELD])
-        return zip(batch["__key__"], batch[FIELD], strict=True)
 
     def close(self) -> None:
         """The runner ends the daemon with everything else that a run leaves."""

@@ -9,11 +9,13 @@ if TYPE_CHECKING:
 
 
 class KeyedBatches:
-    """A loader of batches ``{"key": [...], "bin": [...]}``.
+    """A loader of batches ``{"key": [...], "bin": [...]}``; a subclass may call the keys something else.
 
     Args:
         decode: Whether the loader turns each payload into pixels; then ``"bin"`` is a tensor of them.
     """
+
+    key_field = "key"
 
     def __init__(self, *, decode: bool = False) -> None:
         self._workers = 0
@@ -31,8 +33,8 @@ class KeyedBatches:
         if self._decode:
             from benchmarks.peers.decoding import decoded_items
 
-            return decoded_items(batch["key"], batch["bin"])
-        return zip(batch["key"], batch["bin"], strict=True)
+            return decoded_items(batch[self.key_field], batch["bin"])
+        return zip(batch[self.key_field], batch["bin"], strict=True)
 
     def close(self) -> None:
         """Nothing was started that outlives the process."""
