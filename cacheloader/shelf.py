@@ -69,10 +69,10 @@ class Shelf:
         return self._held[shard][0]
 
     def keep(self, shard: int, until: int) -> None:
-        """Hold a shard until no row before ``until`` is left: it is needed again before its present access is over.
+        """Hold a shard, once it is there, until no row before ``until`` is left, or longer if that was said before.
 
         Args:
-            shard: Has been asked for with ``reader``.
+            shard: Its number.
             until: A clock.
         """
         self._needed_until[shard] = max(until, self._needed_until.get(shard, 0))
@@ -85,8 +85,7 @@ class Shelf:
         """Give back every shard that no row from ``clock`` on needs, and tell the daemon where the session stands."""
         plan = self._plan
         while self._begun < len(plan.shard) and plan.first_clock[self._begun] < clock:
-            shard, stop = int(plan.shard[self._begun]), int(plan.stop_clock[self._begun])
-            self._needed_until[shard] = max(stop, self._needed_until.get(shard, 0))
+            self.keep(int(plan.shard[self._begun]), int(plan.stop_clock[self._begun]))
             self._begun += 1
         over = [shard for shard, stop in self._needed_until.items() if stop <= clock]
         for shard in over:
