@@ -42,13 +42,13 @@ SILENCE_NS = 15 * 10**9
 
 MIN_STEPS_FOR_HANG = 5
 
-_FATED = {
-    Part.FETCH: (Category.FETCH, Category.FETCH, Category.LOST),
-    Part.COMPUTE: (Category.COMPUTE, Category.PROVISIONAL, Category.LOST),
-    Part.WAIT: (Category.STRAGGLER, Category.STRAGGLER, Category.LOST),
-    Part.HANG: (Category.HANG, Category.HANG, Category.LOST),
-    Part.WARMUP: (Category.INIT, Category.INIT, Category.INIT),
-}
+_FATED = np.zeros((len(Part), len(Fate)), dtype=np.int64)
+"""The category of each part of a step, by the step's fate."""
+_FATED[Part.FETCH] = Category.FETCH, Category.FETCH, Category.LOST
+_FATED[Part.COMPUTE] = Category.COMPUTE, Category.PROVISIONAL, Category.LOST
+_FATED[Part.WAIT] = Category.STRAGGLER, Category.STRAGGLER, Category.LOST
+_FATED[Part.HANG] = Category.HANG, Category.HANG, Category.LOST
+_FATED[Part.WARMUP] = Category.INIT
 
 
 @dataclass(slots=True)
@@ -239,15 +239,12 @@ class _Fold:
         paint = self._painted[k][t]
         fates = self._lineage.fates[k][t]
         start_up = Category.INIT if k == 0 else Category.RESTART
-        categories = _categories(pieces, fates)
-        categories[categories == Category.INIT] = start_up
+        categories = _FATED[pieces.part, fates[pieces.step]]
         part_labels = np.array([self._label(part.name.lower()) for part in Part], dtype=np.int64)
         rows = np.stack([pieces.start_ns, pieces.end_ns, categories, part_labels[pieces.part]], axis=1)
-        marks = [
-            (m.start_ns, m.end_ns, int(start_up if m.category is Category.INIT else m.category), self._label(m.label))
-            for m in paint.marks
-        ]
+        marks = [(m.start_ns, m.end_ns, int(m.category), self._label(m.label)) for m in paint.marks]
         rows = np.concatenate([rows, np.array(marks, dtype=np.int64).reshape(-1, 4)])
+        rows[rows[:, 2] == Category.INIT, 2] = start_up
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         rows[:, :2] = np.clip(rows[:, :2], begin, end)
         rows = rows[rows[:, 1] > rows[:, 0]]
@@ -256,11 +253,7 @@ class _Fold:
         first_step_ns = int(paint.start_ns[0]) if len(paint.start_ns) else end
         head_ns = min(max(begin, first_step_ns), end)
         reached = int(rows[-1, 1]) if len(rows) else begin
-        edges = (
-            np.concatenate(([begin], rows[:, 1])),
-            np.concatenate((rows[:, 0], [reached])),
-        )
-        gaps = np.stack(edges, axis=1)
+        gaps = np.stack((np.concatenate(([begin], rows[:, 1])), np.concatenate((rows[:, 0], [reached]))), axis=1)
         gaps = gaps[gaps[:, 1] > gaps[:, 0]]
         inside: list[tuple[int, int, Category, str]] = []
         for a, b in gaps.tolist():
@@ -466,12 +459,4 @@ class _Fold:
 def _spans(pieces: Pieces, begin: int, end: int) -> np.ndarray:
     """How much of each piece lies in ``[begin, end)``; attempts may overlap, and the later one is paid for."""
     found: np.ndarray = np.clip(pieces.end_ns, begin, end) - np.clip(pieces.start_ns, begin, end)
-    return found
-
-
-def _categories(pieces: Pieces, fates: np.ndarray) -> np.ndarray:
-    table = np.array([[int(_FATED[part][fate]) for fate in Fate] for part in Part], dtype=np.int64)
-    if not len(pieces.part):
-        return np.zeros(0, dtype=np.int64)
-    found: np.ndarray = table[pieces.part, fates[pieces.step]]
     return found
