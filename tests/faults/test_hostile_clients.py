@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.support.raw_client import RawClient, RawLease
+    from tests.support.raw_client import RawClient
 
 NUM_CLIENTS = 1000
 
@@ -91,7 +91,7 @@ def test_a_thousand_clients_connect_at_once_and_each_gets_its_lease(
                 os.close(manifest_fd)
                 client.say(messages.Acquire(id=2, shard=number % 4))
             contents = [path.read_bytes() for path in shards.paths]
-            leases = [stack.enter_context(_closing(client)) for client in clients]
+            leases = [stack.enter_context(closing(client.hear_lease())) for client in clients]
             for number, lease in enumerate(leases):
                 assert lease.read() == contents[number % 4]
             assert daemon.status()["connections"] == NUM_CLIENTS + 2
@@ -102,19 +102,6 @@ def test_a_thousand_clients_connect_at_once_and_each_gets_its_lease(
             read_all(client, shards)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-class _closing:
-    """A lease that is closed in the end."""
-
-    def __init__(self, client: RawClient) -> None:
-        self.lease = client.hear_lease()
-
-    def __enter__(self) -> RawLease:
-        return self.lease
-
-    def __exit__(self, *_: object) -> None:
-        self.lease.close()
 
 
 def test_who_floods_and_never_reads_costs_a_bounded_queue_and_no_neighbour(
