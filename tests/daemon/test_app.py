@@ -130,10 +130,14 @@ def test_a_quota_below_its_own_index_is_refused_with_the_arithmetic(daemons: Dae
 
 
 def test_without_a_size_the_cache_takes_three_quarters_of_what_is_free(daemons: Daemons, tmp_path: Path) -> None:
-    daemon = daemons(cache_size="").start()
-    disk = os.statvfs(tmp_path)
-    expected = 0.75 * disk.f_bavail * disk.f_frsize
-    assert daemon.plan()["quota_bytes"] == pytest.approx(expected, rel=0.05)
+    def free_bytes() -> int:
+        disk = os.statvfs(tmp_path)
+        return disk.f_bavail * disk.f_frsize
+
+    before = free_bytes()
+    quota_bytes = daemons(cache_size="").start().plan()["quota_bytes"]
+    low, high = sorted((before, free_bytes()))  # other programs write and delete meanwhile
+    assert 0.7 * low <= quota_bytes <= 0.8 * high
 
 
 def test_a_wrong_command_line_is_told_through_the_ready_descriptor(daemons: Daemons) -> None:

@@ -30,6 +30,7 @@ from cacheloader.errors import (
 )
 from cacheloader.formats.base import index_samples
 from cacheloader.protocol import frames, messages
+from tests.support.cache_meter import disk_bytes
 from tests.support.node_daemon import NodeDaemon
 from tests.support.seaweedfs import free_ports, storage_options
 from tests.support.shard_sets import ShardSet, write_shards
@@ -198,8 +199,7 @@ def test_a_data_set_larger_than_the_cache_is_read_whole_within_the_quota(daemons
             lease.close()
             client.release(step % 12)
             client.advance((step + 1) * 10)
-            used_bytes = sum(path.stat().st_blocks * 512 for path in daemon.directory.rglob("*"))
-            assert used_bytes <= int(daemon.cache_size)
+            assert disk_bytes(daemon.directory) <= int(daemon.cache_size)
         plan = daemon.plan()
     assert plan["evictions"] > 0
     assert plan["memory_serves"] == 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.daemon.store.disks import flip_bit
 from tests.support.disk_fault import CHANGES, DiskFault
 from tests.support.node_daemon import NodeDaemon
 from tests.support.waiting import wait_until
@@ -116,10 +117,7 @@ def test_a_flipped_bit_is_never_served_when_leases_are_verified(
         client.open_dataset([shards.folder])
         read_all(client, shards)
         for path in daemon.blobs:
-            block = bytearray(path.read_bytes())
-            block[len(block) // 3] ^= 4
-            path.chmod(0o600)
-            path.write_bytes(block)
+            flip_bit(path)
         read_all(client, shards)
         [directory] = status_of(client)["directories"]
         assert directory["store"]["damaged"] == 8
@@ -159,7 +157,7 @@ def test_a_cache_directory_that_vanishes_under_a_daemon_costs_its_shards_a_fetch
         shutil.rmtree(directories[1])
         read_all(client, shards)
         assert read_all(client, shards) == ["nvme"] * 8
-        assert len(list(directories[0].glob("blobs/*/*.data"))) == 8 or not directories[1].exists()
+        assert len(list(directories[0].glob("blobs/*/*.data"))) == 8
         status = status_of(client)
         assert [one["condition"] for one in status["directories"]] == ["well", "gone"]
         assert "disk" in status["degraded"]
@@ -178,10 +176,7 @@ def test_the_scrub_of_a_daemon_finds_damage_that_nobody_reads(
         client.open_dataset([shards.folder])
         read_all(client, shards)
         [path, *_] = directories[1].glob("blobs/*/*.data")
-        block = bytearray(path.read_bytes())
-        block[100] ^= 1
-        path.chmod(0o600)
-        path.write_bytes(block)
+        flip_bit(path)
         wait_until(lambda: status_of(client)["directories"][1]["store"]["quarantined_blobs"] == 1)
         wait_until(lambda: status_of(client)["plan"]["resident_shards"] == 7)
         assert status_of(client)["plan"]["lost_blobs"] == 1

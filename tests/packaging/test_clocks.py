@@ -13,8 +13,8 @@ WALL_CLOCK = {"time.time", "time.time_ns", "datetime.now", "datetime.datetime.no
 STAMPS = {
     "cacheloader/checkpoint": "when a checkpoint was saved, for people",
     "cacheloader/goodput": "when an event happened, for people and for putting machines' events side by side",
+    "cacheloader/lines.py": "when an event or a step happened, beside the monotonic clock",
     "cacheloader/origin/aws_credentials.py": "the end of credentials is a time of day, as the store names it",
-    "cacheloader/steps.py": "when a step happened, beside the monotonic clock",
     "cacheloader/world.py": "the name of an attempt",
     "daemon/cacheloader_daemon/store/residents.py": "the order of use over restarts, made monotonic where it is drawn",
     "daemon/cacheloader_daemon/store/scrub.py": "where in its month-long round a scrub is; its rests are bounded",

@@ -16,15 +16,18 @@ def disk_bytes(directory: Path) -> int:
     stack = [str(directory)]
     while stack:
         try:
-            with os.scandir(stack.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        stack.append(entry.path)
-                    else:
-                        status = entry.stat(follow_symlinks=False)
-                        seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+            entries = list(os.scandir(stack.pop()))
         except FileNotFoundError:
-            continue  # it was evicted or renamed while we looked
+            continue
+        for entry in entries:
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(entry.path)
+                    continue
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # it was evicted or renamed while we looked
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(seen.values())
 
 
