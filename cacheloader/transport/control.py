@@ -13,7 +13,7 @@ from cacheloader.config import TransportOptions
 from cacheloader.errors import DaemonUnavailable, DeadlineExceeded, ProtocolError
 from cacheloader.protocol import messages
 from cacheloader.transport.embedded import SOCKET_NAME
-from cacheloader.transport.endpoint import connect
+from cacheloader.transport.endpoint import connect, takes_no_connection
 from cacheloader.transport.link import Link, PeerSilent
 
 if TYPE_CHECKING:
@@ -89,10 +89,13 @@ def connect_running(options: TransportOptions, deadline: float) -> Link:
 
     Raises:
         DaemonUnavailable: None is running there.
+        PeerSilent: One is, and takes no connection.
     """
     path = options.socket_path or options.directory / SOCKET_NAME
     try:
         sock = connect(path, deadline=deadline)
+    except TimeoutError as error:
+        raise takes_no_connection(f"the daemon at {path}") from error
     except OSError as error:
         raise DaemonUnavailable(f"no daemon listens at {path} ({error.strerror or error})") from error
     return Link(sock, peer=f"the daemon at {path}")

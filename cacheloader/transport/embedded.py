@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cacheloader.errors import CacheUnusable, DaemonError, DaemonUnavailable, DeadlineExceeded, from_wire
 from cacheloader.quantity import format_size
 from cacheloader.transport import process
-from cacheloader.transport.endpoint import connect, pause_s
+from cacheloader.transport.endpoint import connect, pause_s, takes_no_connection
 
 if TYPE_CHECKING:
     import socket
@@ -33,6 +33,7 @@ MODULE = "cacheloader_daemon"
 SOCKET_NAME = "daemon.sock"
 LOG_NAME = "daemon.log"
 LAUNCH_LOCK_NAME = "launch.lock"
+DAEMON_LOCK_NAME = "daemon.lock"
 
 _LOG_TAIL_BYTES = 1500
 _NEWS_BYTES = 65536
@@ -71,6 +72,7 @@ class PrivateDaemon:
 
         Raises:
             CacheUnusable: The cache directory cannot be made, written or used.
+            PeerSilent: The daemon runs and takes no connection.
             DaemonUnavailable: The daemon did not start; the text ends with the end of its log.
             DeadlineExceeded: It did not start in time.
             ConfigError: It refuses its options.
@@ -116,8 +118,11 @@ class PrivateDaemon:
 
     def _find(self, deadline: float) -> socket.socket | None:
         path = self._options.directory / SOCKET_NAME
+        until = min(deadline, time.monotonic() + self._options.hello_timeout_s)
         try:
-            return connect(path, deadline=deadline)
+            return connect(path, deadline=until)
+        except TimeoutError as error:
+            raise takes_no_connection(self.name, _holder(self._options.directory / DAEMON_LOCK_NAME)) from error
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             return None
         except PermissionError as error:
@@ -243,6 +248,14 @@ _WAY_OUT = 'pass cache_dir= with a directory on a local disk that you may write,
 
 def _unusable(directory: Path, error: OSError) -> DaemonError:
     return CacheUnusable(f"the cache directory {directory} cannot be used: {error.strerror}; {_WAY_OUT}")
+
+
+def _holder(lock: Path) -> int:
+    """The process that a daemon wrote into its lock file, 0 if that cannot be read."""
+    try:
+        return int(lock.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def _tail(log: Path) -> str:

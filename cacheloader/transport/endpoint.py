@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from cacheloader.errors import DaemonUnavailable
-from cacheloader.transport.link import PeerGone
+from cacheloader.transport.link import PeerGone, PeerSilent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +65,7 @@ class Endpoint(Protocol):
 
         Raises:
             PeerGone: Nobody answers there; trying again may help.
+            PeerSilent: Somebody listens there and takes no connection.
             DaemonError, ConfigError: It cannot be had, and trying again will not help.
         """
         ...
@@ -101,10 +102,13 @@ class SharedDaemon:
 
         Raises:
             PeerGone: Nobody listens there.
+            PeerSilent: It takes no connection.
             DaemonUnavailable: Another program does, or not for this user.
         """
         try:
             return connect(self._path, deadline=deadline)
+        except TimeoutError as error:
+            raise takes_no_connection(self.name) from error
         except OSError as error:
             kind = DaemonUnavailable if error.errno in _LASTING else PeerGone
             raise kind(f"{self.name} cannot be reached: {_reason(error)}") from error
@@ -120,7 +124,8 @@ def connect(path: Path, *, deadline: float) -> socket.socket:
     """A connection to the SEQPACKET socket at ``path``, also where the path is longer than the kernel's limit.
 
     Raises:
-        OSError: Nobody listens there, or the queue of connections stays full until the deadline.
+        TimeoutError: The queue of connections stays full until the deadline.
+        OSError: Nobody listens there.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -139,6 +144,20 @@ def connect(path: Path, *, deadline: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def takes_no_connection(name: str, pid: int = 0) -> PeerSilent:
+    """The error for a peer that listens and whose queue of connections stays full.
+
+    Args:
+        name: Who it is.
+        pid: Its process, 0 if that is unknown: only a connection tells.
+    """
+    way_out = f"wake it with kill -CONT {pid}, or end it with kill -9 {pid}" if pid else "ss -xlp names its process"
+    who = f" (pid {pid})" if pid else ""
+    return PeerSilent(
+        f"{name}{who} hangs or was stopped, since it takes no connection and its queue of them is full; {way_out}"
+    )
 
 
 def _connect(sock: socket.socket, address: str, deadline: float) -> None:

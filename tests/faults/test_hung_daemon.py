@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +81,50 @@ def test_a_new_job_does_not_wait_for_a_hanging_daemon_and_is_told_whom_to_wake(
     assert f"kill -CONT {stopped_daemon.pid}" in caplog.text
     assert "reads the origin" in caplog.text
     session.close()
+
+
+def fill_queue(path: Path, stack: ExitStack) -> None:
+    """As many connections as the kernel keeps for a daemon that accepts none."""
+    while True:
+        waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        waiting.setblocking(False)
+        try:
+            waiting.connect(str(path))
+        except BlockingIOError:
+            return
+
+
+def test_a_new_job_does_not_wait_for_a_daemon_whose_queue_of_connections_is_full(
+    stopped_daemon: NodeDaemon, shards: ShardSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. The daemon is stopped. 2. Clients knock until the kernel takes no more. 3. Another job starts."""
+    with ExitStack() as stack:
+        fill_queue(stopped_daemon.socket, stack)
+        with pytest.raises(DeadlineExceeded, match="queue of them is full"):
+            stop_daemon(stopped_daemon.directory, timeout_s=0.5)
+        session = session_with(stopped_daemon)
+        session.open_dataset(DatasetSpec(urls=[str(shards.folder)]))
+        assert read(session, shards, 3) in {"origin", "memory"}
+        session.close()
+    assert f"(pid {stopped_daemon.pid}) hangs or was stopped, since it takes no connection" in caplog.text
+    assert f"kill -CONT {stopped_daemon.pid}" in caplog.text
+
+
+def test_a_shared_daemon_that_takes_no_connection_is_read_past_and_its_socket_named(
+    tmp_path: Path, shards: ShardSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "shared.sock"
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(str(path))
+        listener.listen(0)
+        fill_queue(path, stack)
+        session = open_transport(TransportOptions(daemon=f"unix://{path}", hello_timeout_s=SILENCE_S))
+        session.open_dataset(DatasetSpec(urls=[str(shards.folder)]))
+        assert read(session, shards, 3) in {"origin", "memory"}
+        session.close()
+    assert f"the daemon at unix://{path} hangs or was stopped" in caplog.text
+    assert "ss -xlp names its process" in caplog.text
 
 
 def test_a_running_job_leaves_a_hanging_daemon_and_returns_when_it_wakes(daemons: Daemons, shards: ShardSet) -> None:
