@@ -84,7 +84,10 @@ class Run:
         return lines[-1].get("step", 0) if lines else 0
 
     def output(self, attempt: int) -> str:
-        return (self.folder / f"output-{attempt}.txt").read_text()[-4000:]
+        """The end of what all ranks printed; what they wrote down when they stalled comes last."""
+        text = (self.folder / f"output-{attempt}.txt").read_text()
+        _, stalled, where = text.partition("Current thread 0x")
+        return f"{text[-4000:]}\n{stalled}{where[:12000]}"
 
     def reach(self, attempt: int, step: int) -> None:
         launcher = self.launchers[-1]

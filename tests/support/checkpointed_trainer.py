@@ -6,10 +6,13 @@ Each step's global loss and this rank's sample keys are written down, one line a
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 import cacheloader as cl
 
 WIDTH = 16
+STALL_S = 40.0
+"""Where a step takes longer, this rank and its workers write down where every thread of theirs is."""
+TIMEOUT_S = 150.0
 
 
 def features(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
@@ -30,12 +36,25 @@ def features(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
     return {"key": sample["__key__"], "x": head + torch.from_numpy(rng.normal(size=WIDTH)).float() * 0.01}
 
 
+def tell_where_it_stalls(alive: threading.Event) -> None:
+    """In a thread: whenever ``alive`` is not set in time, ask this process and its workers where they are."""
+    while True:
+        if not alive.wait(STALL_S):
+            for pid in (os.getpid(), *(child.pid for child in multiprocessing.active_children())):
+                os.kill(pid, signal.SIGUSR1)
+            alive.wait()
+        alive.clear()
+
+
 def main(config: dict[str, Any]) -> None:
     folder = Path(config["folder"])
     rank = int(os.environ["RANK"])
+    faulthandler.register(signal.SIGUSR1)  # forked workers inherit it
+    alive = threading.Event()
+    threading.Thread(target=tell_where_it_stalls, args=[alive], daemon=True).start()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     (folder / f"pid-{config['attempt']}-{rank}").write_text(str(os.getpid()))
     torch.manual_seed(rank)  # dropout differs between ranks, so each rank's state matters
     dataset = cl.RemoteDataset(
@@ -64,7 +83,7 @@ def main(config: dict[str, Any]) -> None:
         start_over="if_never_committed",
         stop_signal=signal.SIGTERM,
         storage_options=config.get("storage_options"),
-        timeout_s=60,
+        timeout_s=TIMEOUT_S,
     ) as checkpoints:
         step = checkpoints.restore_latest()
         os.write(
@@ -72,6 +91,7 @@ def main(config: dict[str, Any]) -> None:
         )
         while loader.epoch < config["epochs"]:
             for batch in loader:
+                alive.set()
                 loss = (model(batch["x"]).squeeze() - batch["x"].sum(1)).square().mean()
                 optimizer.zero_grad()
                 loss.backward()
