@@ -185,7 +185,7 @@ def test_a_nuisance_costs_its_neighbours_nothing(daemons: Daemons, shards: Shard
                 thread.join(30)
         assert not any(thread.is_alive() for thread in threads)
         # Both run on the same few cores, so only an order of magnitude tells a blocked loop from a busy one.
-        assert disturbed_s < max(1.0, 20 * undisturbed_s)
+        assert disturbed_s < max(3.0, 20 * undisturbed_s)
         wait_until(lambda: daemon.num_fds <= before + 2)
         assert "defect" not in daemon.log
     assert daemon.stop() == 0

@@ -140,7 +140,7 @@ def test_no_glob_takes_more_than_a_moment_to_match(glob, name):
     pattern = glob_regex("s3://b/" + glob)
     begun_s = time.process_time()
     assert not pattern.fullmatch("s3://b/" + name)
-    assert time.process_time() - begun_s < 1
+    assert time.process_time() - begun_s < 5
 
 
 def test_a_glob_that_is_longer_than_any_name_is_refused():

@@ -150,7 +150,7 @@ async def test_a_stalled_body_is_given_up_at_its_deadline_and_asked_for_again(
         (Fault(action="status", status=503, code="SlowDown"), OriginThrottled, "503 SlowDown"),
         (Fault(action="status", status=500, code="InternalError"), OriginUnavailable, "500 InternalError"),
         (Fault(action="shorten", after_bytes=7), OriginShortBody, "7 bytes came back"),
-        (Fault(action="stall", after_bytes=7), OriginTimeout, "no answer in 0.2 s"),
+        (Fault(action="stall", after_bytes=7), OriginTimeout, "no answer in 0."),
         (Fault(action="reset", after_bytes=7), OriginUnavailable, "failed: "),
     ],
     ids=["slow-down", "internal-error", "short", "stall", "reset"],
@@ -312,7 +312,7 @@ class _Busy:
 
     async def read_range(self, uri: str, byte_range: ByteRange, *, version: str) -> Bytes:
         if uri.endswith("slow"):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.5)
             return bytes(byte_range.size_bytes)
         await asyncio.sleep(0.01)
         raise OriginUnavailable("503: the real cause", uri=uri)
@@ -321,7 +321,7 @@ class _Busy:
 async def test_a_wait_for_a_slot_that_takes_the_rest_of_the_time_does_not_hide_the_cause():
     busy: Any = _Busy()
     slots = TransferSlots(max_requests=1)
-    limits = TransferLimits(deadline_s=0.3, timeout_floor_s=0.1, backoff=QUICK)
+    limits = TransferLimits(deadline_s=1.5, timeout_floor_s=0.5, backoff=QUICK)
     sink = Sink(10)
 
     async def fetch(name: str, *, limits: TransferLimits, demanded: bool) -> None:
@@ -342,12 +342,12 @@ async def test_tries_that_hang_end_at_the_overall_deadline_not_a_try_later(
 ):
     s3_proxy.latency_s = 60.0
     uri = f"s3://{bucket}/{prefix}x"
-    limits = TransferLimits(timeout_floor_s=1.0, deadline_s=1.5, backoff=Backoff(first_s=0.0))
+    limits = TransferLimits(timeout_floor_s=3.0, deadline_s=4.0, backoff=Backoff(first_s=0.0))
     clock = asyncio.get_running_loop().time
     begun_s = clock()
     with pytest.raises(OriginTimeout, match="given up after"):
         await with_retries(lambda: origin.stat(uri), action="describing", uri=uri, limits=limits)
-    assert 1.4 < clock() - begun_s < 1.9
+    assert 3.9 < clock() - begun_s < 5.9
 
 
 async def test_what_is_not_found_is_not_asked_for_again(

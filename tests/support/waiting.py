@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 POLL_S = 0.005
 
 
-async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Return once ``condition`` holds, letting the loop run meanwhile."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -20,7 +20,7 @@ async def until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> No
         await asyncio.sleep(POLL_S)
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
     """Return once ``condition`` holds; for tests without a loop."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -178,7 +178,7 @@ def test_shard_that_does_not_come_is_an_error_that_names_shard_source_and_last_n
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded, match=r"mem://s/1\.tar .*peer\.sock.*retrying after 503, 1 of 4") as caught:
         session.acquire(1)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
     assert caught.value.uri == URIS[1]
     session.close()
 
@@ -208,7 +208,7 @@ def test_progress_does_not_extend_the_wait_for_a_shard(peer, options):
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         session.acquire(1)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
     session.close()
 
 
