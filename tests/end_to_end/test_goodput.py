@@ -1,7 +1,8 @@
-"""A job that is slowed, killed, stopped and throttled, and whose report says so, second by second.
+"""A job that is slowed, killed, stopped and throttled at random, and whose report says so, second by second.
 
-By default two ranks, one slow rank, one SIGKILL and a throttled store. CACHELOADER_TEST_GOODPUT=long runs four ranks,
-with a second SIGKILL and a SIGSTOP (about two minutes).
+By default two ranks, a slow stretch of one, one SIGKILL and a throttled store. CACHELOADER_TEST_GOODPUT=long runs four
+ranks with a second SIGKILL and a SIGSTOP (about five minutes). Who is struck and when follows from a seed that is
+printed; CACHELOADER_TEST_SEED repeats it.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from cacheloader.goodput.categories import Category
 from cacheloader.goodput.command import Reader
 from cacheloader.transport.control import stop_daemon
-from tests.support.node_daemon import REPOSITORY, NodeDaemon, is_running
+from tests.support.goodput_witness import Throttle, Witness, injected, told
+from tests.support.node_daemon import REPOSITORY, NodeDaemon
 from tests.support.parent_death import die_with_parent
 from tests.support.seaweedfs import storage_options
 from tests.support.shard_sets import write_shards
@@ -32,51 +33,105 @@ if TYPE_CHECKING:
     from tests.support.counting_proxy import CountingProxy
 
 IS_LONG = os.environ.get("CACHELOADER_TEST_GOODPUT") == "long"
+SEED = int(os.environ.get("CACHELOADER_TEST_SEED", random.SystemRandom().randrange(10**6)))
 WORLD = 4 if IS_LONG else 2
+STEPS = 60 if IS_LONG else 40
+SAVE_EVERY = 10
+COMPUTE_S = 0.15
+SAMPLE_BYTES = 16_000
+NUM_SHARDS = 16
+SHARD_SAMPLES = 8 * WORLD
 TRAINER = Path(__file__).parents[1] / "support" / "goodput_trainer.py"
-TIMEOUT_S = 600 if IS_LONG else 240
+TIMEOUT_S = 900 if IS_LONG else 300
 
 
-@dataclass
-class Witness:
-    """Sees from outside when each process is gone."""
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """A signal that a rank gets in an attempt, ``delay_s`` after it asked for the batch of ``step``."""
 
-    folder: Path
-    gone: dict[tuple[int, int], float] = field(default_factory=dict)
-    pids: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def look(self) -> None:
-        for path in self.folder.glob("pid-*"):
-            _, attempt, rank = path.name.split("-")
-            with contextlib.suppress(ValueError):
-                self.pids.setdefault((int(attempt), int(rank)), int(path.read_text()))
-        for key, pid in self.pids.items():
-            if key not in self.gone and not is_running(pid):
-                self.gone[key] = time.time()
+    attempt: int
+    rank: int
+    step: int
+    delay_s: float
+    kind: str
 
 
-def fault(attempt: int, rank: int, step: int, **what: Any) -> dict[str, Any]:
-    return {"attempt": attempt, "rank": rank, "step": step, **what}
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A rank that computes longer, from step ``first`` on."""
+
+    rank: int
+    first: int
+    steps: int
+    slow_s: float
 
 
-@pytest.mark.timeout(TIMEOUT_S + 10)
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What shall go wrong."""
+
+    strikes: tuple[Strike, ...]
+    slow: Slow
+    throttle: dict[str, Any]
+
+    @classmethod
+    def drawn(cls, rng: random.Random) -> Self:
+        kinds = ["SIGKILL", "SIGSTOP", "SIGKILL"] if IS_LONG else ["SIGKILL"]
+        rng.shuffle(kinds)
+        steps = _steps(rng, len(kinds))
+        strikes = [
+            Strike(
+                attempt=attempt,
+                rank=rng.randrange(WORLD),
+                step=steps[attempt],
+                # Anywhere in the step or behind it, in fetch, computing, collective or save. What a process that stops
+                # did last nobody sees, so that the account takes a usual step for it.
+                delay_s=rng.uniform(0, COMPUTE_S if kind == "SIGSTOP" else 3 * COMPUTE_S),
+                kind=kind,
+            )
+            for attempt, kind in enumerate(kinds)
+        ]
+        slow = Slow(
+            rank=rng.randrange(WORLD), first=rng.randint(3, STEPS - 14), steps=rng.randint(8, 12),
+            slow_s=rng.uniform(0.2, 0.4),
+        )  # fmt: skip
+        throttle = {
+            "first_step": rng.randint(2, 14), "bytes_per_s": rng.uniform(80_000, 160_000) * WORLD,
+            "wait_s": rng.uniform(1.5, 4.0) * WORLD,
+        }  # fmt: skip
+        return cls(strikes=tuple(strikes), slow=slow, throttle=throttle)
+
+
+def _steps(rng: random.Random, count: int) -> list[int]:
+    """Of each attempt's strike: some steps behind the checkpoint from which the attempt goes on."""
+    while True:
+        steps = sorted(rng.sample(range(6, STEPS - 4), count))
+        goes_on_behind = [0, *((step + 2) // SAVE_EVERY * SAVE_EVERY for step in steps)]
+        if all(step >= behind + 4 for step, behind in zip(steps, goes_on_behind, strict=False)):
+            return steps
+
+
+@pytest.mark.timeout(TIMEOUT_S + 30)
 def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bucket: str, prefix: str, s3_proxy: CountingProxy) -> None:  # noqa: E501  # fmt: skip
-    shards = write_shards(tmp_path / "shards", num_shards=16, samples_per_shard=8 * WORLD, sample_bytes=4000)
+    plan = Plan.drawn(random.Random(SEED))
+    print(f"CACHELOADER_TEST_SEED={SEED}: {plan}")
+    shards = write_shards(
+        tmp_path / "shards", num_shards=NUM_SHARDS, samples_per_shard=SHARD_SAMPLES, sample_bytes=SAMPLE_BYTES
+    )
     url = shards.upload(s3, bucket, prefix + "data")
-    counts = {path.name: 8 * WORLD for path in shards.paths}  # or the one scan that counts would warm the cache
+    counts = {path.name: SHARD_SAMPLES for path in shards.paths}  # or the one scan that counts would warm the cache
     s3.put_object(Bucket=bucket, Key=f"{prefix}data/shards.json", Body=json.dumps(counts).encode())
-    faults = [fault(0, 1, step, slow_s=0.3) for step in range(11, 21)]
-    faults.append(fault(0, 1, 27, kind="SIGKILL"))
-    if IS_LONG:
-        faults += [fault(1, 3, 34, kind="SIGSTOP"), fault(2, 0, 45, kind="SIGKILL")]
-    s3_proxy.bandwidth_bytes_per_s = 100_000.0 * WORLD  # a batch takes longer to arrive than to compute
+    throttle = Throttle(s3_proxy, tmp_path, **plan.throttle)
+    # A cache for a part of the data: little of it is read ahead, so that a throttle is felt whenever it comes.
+    cache_bytes = 3 * 2**20 + 8 * SHARD_SAMPLES * SAMPLE_BYTES
     config = {
         "folder": str(tmp_path), "run": str(tmp_path / "run"), "urls": url, "cache_dir": str(tmp_path / "cache"),
-        "storage_options": storage_options(s3_proxy.url), "compute_s": 0.15, "save_every": 10, "save_s": 0.2,
-        "steps": 60 if IS_LONG else 40, "faults": faults, "timeout_s": 8,
+        "storage_options": storage_options(s3_proxy.url), "cache_size": str(cache_bytes), "compute_s": COMPUTE_S, "save_every": SAVE_EVERY,
+        "save_s": 0.2, "steps": STEPS, "strikes": [asdict(strike) for strike in plan.strikes],
+        "slow": asdict(plan.slow), "timeout_s": 15 if IS_LONG else 60,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    daemon = NodeDaemon(tmp_path / "cache").start()
+    daemon = NodeDaemon(tmp_path / "cache", cache_size=str(cache_bytes)).start()
     witness = Witness(tmp_path)
     command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}", "--max-restarts=4"]
     command += ["--monitor-interval=0.2", "--shutdown-timeout=5", str(TRAINER), str(tmp_path / "config.json")]
@@ -90,6 +145,7 @@ def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bu
         while job.poll() is None:
             assert time.monotonic() < deadline, (tmp_path / "output.txt").read_text()[-3000:]
             witness.look()
+            throttle.look()
             time.sleep(0.02)
         witness.look()
         assert job.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
@@ -101,67 +157,23 @@ def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bu
                 os.kill(pid, signal.SIGKILL)
         daemon.stop()
         stop_daemon(tmp_path / "cache")
+    if os.environ.get("CACHELOADER_TEST_KEEP"):
+        print(tmp_path)
+    lines_of = told(tmp_path)
+    struck = sorted((a, line["what"], rank) for (a, rank), own in lines_of.items() for line in own if line["what"].startswith("SIG"))  # noqa: E501  # fmt: skip
+    assert struck == [(one.attempt, one.kind, one.rank) for one in plan.strikes], "not what was planned went wrong"
+    assert len({attempt for attempt, _ in lines_of}) == len(plan.strikes) + 1, (tmp_path / "output.txt").read_text()[-3000:]  # noqa: E501  # fmt: skip
+    assert throttle.is_over
     reader = Reader(tmp_path / "run")
     account, _ = reader.account()
     assert reader.folder.damaged == []
     assert sum(account.totals.values()) == account.paid_ns
-    truth = injected(tmp_path, witness)
+    truth = {category: seconds / WORLD for category, seconds in injected(lines_of, witness.gone).items()}
     measured = {category: ns / 1e9 / WORLD for category, ns in account.totals.items()}
     rows = {category.label: (round(truth[category], 3), round(measured[category], 3)) for category in truth}
     print(f"seconds a device, (truth, report): {rows}; failures: {[(f.rank, f.cause) for f in account.failures]}")
-    if os.environ.get("CACHELOADER_TEST_KEEP"):
-        print(tmp_path)
     for category, true_s in truth.items():
         assert abs(measured[category] - true_s) <= max(0.5, 0.02 * true_s), (category.label, rows)
-    stopped = [f for f in account.failures if f.rank == 3] if IS_LONG else []
-    assert [f.rank for f in account.failures if f not in stopped] == ([1, 0] if IS_LONG else [1])
-    assert len(stopped) == (1 if IS_LONG else 0)
-    assert account.arrivals.last.most_common(1)[0][0] == 1
-
-
-def injected(folder: Path, witness: Witness) -> dict[Category, float]:
-    """Seconds a device by what the ranks and the witness saw, without looking at any event."""
-    told: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for path in folder.glob("truth-*.jsonl"):
-        _, attempt, rank = path.stem.split("-")
-        told[int(attempt), int(rank)] = [json.loads(line) for line in path.read_text().splitlines()]
-    attempts = sorted({attempt for attempt, _ in told})
-    total: dict[Category, float] = defaultdict(float)
-    for attempt in attempts:
-        mine = {rank: lines for (a, rank), lines in told.items() if a == attempt}
-        later = [lines[0]["step"] for (a, _), lines in told.items() if a == attempt + 1]
-        kept_until = later[0] if later else 10**9
-        death = min((e["end"] for lines in mine.values() for e in lines if e["what"].startswith("SIG")), default=None)
-        last_exit = max(witness.gone[attempt, rank] for rank in mine)
-        errors = [e["end"] for lines in mine.values() for e in lines if e["what"] == "error"]
-        errors += [witness.gone[attempt, r] for r, lines in mine.items() if not any(e["what"].startswith("SIG") for e in lines)]  # noqa: E501  # fmt: skip
-        arrivals: dict[int, list[float]] = defaultdict(list)
-        for lines in mine.values():
-            for e in lines:
-                if e["what"] == "collective":
-                    arrivals[e["step"]].append(e["begin"])
-        for lines in mine.values():
-            last_end = 0.0
-            for e in lines:
-                if e["what"] == "step":
-                    last_end = e["end"]
-                    saves = sum(s["end"] - s["begin"] for s in lines if s["what"] == "save" and s["step"] == e["step"])
-                    if e["step"] > kept_until:
-                        total[Category.LOST] += e["end"] - e["begin"] - saves
-                elif e["what"] == "fetch" and e["step"] <= kept_until:
-                    total[Category.FETCH] += e["end"] - e["begin"]
-                elif e["what"] == "collective" and e["step"] <= kept_until and len(arrivals[e["step"]]) == len(mine):
-                    total[Category.STRAGGLER] += max(arrivals[e["step"]]) - e["begin"]
-                elif e["what"] == "save":
-                    total[Category.CKPT] += e["end"] - e["begin"]
-            if death is not None:
-                reaction = max(death, min(errors))
-                total[Category.LOST] += max(0.0, death - last_end)
-                total[Category.DETECT] += reaction - max(death, last_end)
-                total[Category.SPIN] += last_exit - reaction
-        for rank in range(len(mine)):
-            following = told.get((attempt + 1, rank))
-            if following:
-                first = next(e for e in following if e["what"] == "fetch")
-                total[Category.RESTART] += first["begin"] - last_exit
-    return {category: seconds / WORLD for category, seconds in total.items()}
+    assert [failure.rank for failure in account.failures] == [strike.rank for strike in plan.strikes]
+    by_computing = {rank: ns - account.arrivals.fetch_ns[rank] for rank, ns in account.arrivals.caused_ns.items()}
+    assert max(by_computing, key=lambda rank: by_computing[rank]) == plan.slow.rank, (by_computing, plan.slow)

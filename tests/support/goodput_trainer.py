@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -38,15 +39,28 @@ def key_of(sample: dict[str, Any]) -> str:
     return str(sample["__key__"])
 
 
+def strike(truth: Truth, kind: str, step: int) -> None:
+    """Do to this process what a plan says, wherever its training thread is now."""
+    truth.tell(kind, step=step)
+    os.kill(os.getpid(), getattr(signal, kind))
+
+
+def assemble(store: dist.Store, attempt: int, rank: int) -> None:
+    """Wait until every rank has come this far: imports take long on a busy machine, longer than a hang shall last."""
+    store.set(f"here-{attempt}-{rank}", "")
+    everybody = [f"here-{attempt}-{other}" for other in range(int(os.environ["WORLD_SIZE"]))]
+    store.wait(everybody, datetime.timedelta(seconds=120))
+
+
 def main(config: dict[str, Any]) -> None:
     folder = Path(config["folder"])
     attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     (folder / f"pid-{attempt}-{rank}").write_text(str(os.getpid()))
     truth = Truth(folder, attempt, rank)
-    faults = {(f["attempt"], f["rank"], f["step"]): f for f in config["faults"]}
     torch.set_num_threads(1)
     # The agent's store lives on when it starts the ranks again, and gloo would find the addresses of dead ones in it.
     agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    assemble(agent, attempt, rank)
     dist.init_process_group(
         "gloo",
         timeout=datetime.timedelta(seconds=config["timeout_s"]),
@@ -57,7 +71,7 @@ def main(config: dict[str, Any]) -> None:
     loader = cl.DataLoader(
         cl.RemoteDataset(
             config["urls"], seed=3, transform=key_of, shuffle_window=1, cache_dir=config["cache_dir"],
-            cache_size="64MiB", storage_options=config["storage_options"],
+            cache_size=config["cache_size"], storage_options=config["storage_options"],
         ),
         batch_size=4, num_workers=1, prefetch_factor=2, collate_fn=list,
     )  # fmt: skip
@@ -69,9 +83,9 @@ def main(config: dict[str, Any]) -> None:
         step = checkpoint["step"]
         recorder.restore(f"step-{step}", step)
     truth.tell("restored", step=step)
-    with cl.goodput.Run(config["run"]) as run:
+    with cl.goodput.Run(config["run"]):
         try:
-            train(config, loader, run, truth, faults, attempt, rank, step)
+            train(config, loader, truth, attempt, rank, step)
         except RuntimeError:
             truth.tell("error")
             raise
@@ -79,14 +93,17 @@ def main(config: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def train(
-    config: dict[str, Any], loader: Any, run: Any, truth: Truth, faults: Any, attempt: int, rank: int, step: int
-) -> None:
+def train(config: dict[str, Any], loader: Any, truth: Truth, attempt: int, rank: int, step: int) -> None:
     saved = Path(config["folder"]) / "checkpoint.json"
+    strikes = {(f["attempt"], f["rank"], f["step"]): f for f in config["strikes"]}
+    slow = config["slow"]
     while True:
         batches = iter(loader)
         while True:
             begin = time.time()
+            if (attempt, rank, step + 1) in strikes:
+                coming = strikes[attempt, rank, step + 1]
+                threading.Timer(coming["delay_s"], strike, (truth, coming["kind"], step + 1)).start()
             try:
                 next(batches)
             except StopIteration:
@@ -94,12 +111,8 @@ def train(
                 break
             got = truth.tell("fetch", begin, step=step + 1)
             step += 1
-            fault = faults.get((attempt, rank, step), {})
-            time.sleep(config["compute_s"] / 2)
-            if fault.get("kind") in ("SIGKILL", "SIGSTOP"):
-                truth.tell(fault["kind"], step=step)
-                os.kill(os.getpid(), getattr(signal, fault["kind"]))
-            time.sleep(config["compute_s"] / 2 + fault.get("slow_s", 0.0))
+            is_slow = rank == slow["rank"] and slow["first"] <= step < slow["first"] + slow["steps"]
+            time.sleep(config["compute_s"] + slow["slow_s"] * is_slow)
             arrived = time.time()
             dist.all_reduce(torch.ones(8))
             truth.tell("collective", arrived, step=step)
