@@ -126,7 +126,8 @@ def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bu
     cache_bytes = 3 * 2**20 + 8 * SHARD_SAMPLES * SAMPLE_BYTES
     config = {
         "folder": str(tmp_path), "run": str(tmp_path / "run"), "urls": url, "cache_dir": str(tmp_path / "cache"),
-        "storage_options": storage_options(s3_proxy.url), "cache_size": str(cache_bytes), "compute_s": COMPUTE_S, "save_every": SAVE_EVERY,
+        "storage_options": storage_options(s3_proxy.url), "cache_size": str(cache_bytes),
+        "compute_s": COMPUTE_S, "save_every": SAVE_EVERY,
         "save_s": 0.2, "steps": STEPS, "strikes": [asdict(strike) for strike in plan.strikes],
         "slow": asdict(plan.slow), "timeout_s": 15 if IS_LONG else 60,
     }  # fmt: skip
