@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import environment
 from benchmarks.harness.report import Report
-from benchmarks.harness.runner import ROOT, RunFailed, Runner
+from benchmarks.harness.runner import ROOT, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.harness.measurement import Measurement
+    from benchmarks.harness.measurement import Round
     from benchmarks.scenarios.scenario import Scenario
 
 SCENARIOS = {
@@ -40,7 +40,7 @@ ALL = "all"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run; 0 if all contestants delivered what they should, 1 if one failed, 2 for a wrong command line."""
+    """Run; 1 if the product or a ceiling failed (a peer may: the report says so), 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _leave)
     names = sorted(SCENARIOS) if options.scenario == ALL else [options.scenario]
@@ -69,11 +69,11 @@ def _run(name: str, options: argparse.Namespace) -> int:
                 noisy_retries=0 if options.small else options.noisy_retries,
                 say=_say,
             )
-            rounds: list[dict[str, Measurement]] = []
+            rounds: list[Round] = []
             stopped: BaseException | None = None
             try:
-                for measured in runner.rounds(entries, repeats=options.repeats):
-                    rounds.append(measured)  # noqa: PERF402  (kept one by one: what is complete outlives a stop)
+                for done in runner.rounds(entries, repeats=options.repeats):
+                    rounds.append(done)  # noqa: PERF402  (kept one by one: what is complete outlives a stop)
             except (KeyboardInterrupt, SystemExit) as stop:
                 if not rounds:
                     raise
@@ -98,12 +98,17 @@ def _run(name: str, options: argparse.Namespace) -> int:
             _say(f"{comparison.name}: {ratio.median:.2f} [{ratio.least:.2f}–{ratio.most:.2f}]{target}")
         if stopped is not None:
             raise stopped
-    except RunFailed as error:
-        print(error, file=sys.stderr)
-        return 1
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0
+    missing = owed_failures(rounds, peers={entry.label for entry in entries if entry.is_peer})
+    for label in missing:
+        print(f"{name}: {label} failed; the report says how", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def owed_failures(rounds: Sequence[Round], *, peers: set[str]) -> list[str]:
+    """Labels of those whose failure is the benchmark's: the product and the ceilings."""
+    return sorted({label for one in rounds for label in one.failed} - peers)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NOISY_CORES = 0.5
 """A run is noisy if others used more than this on average."""
@@ -196,3 +199,37 @@ class Measurement:
             for phase in fields["phases"]
         ]
         return cls(**{**fields, "phases": phases, "verified": Tally(**fields["verified"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a run ended that measured nothing.
+
+    Attributes:
+        kind: Type of the exception, or how the process ended.
+        message: One line of what it said.
+    """
+
+    kind: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """Every contestant's run in one round.
+
+    Attributes:
+        measured: By label, in the order of the runs.
+        failed: By label.
+    """
+
+    measured: dict[str, Measurement]
+    failed: dict[str, Failure] = field(default_factory=dict)
+
+
+def phase_names(rounds: Sequence[Round]) -> list[str]:
+    """Of all contestants, in the order in which they were first met."""
+    return list(dict.fromkeys(phase.name for one in rounds for run in one.measured.values() for phase in run.phases))

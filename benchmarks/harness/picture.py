@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks.harness.measurement import phase_names
 from benchmarks.harness.statistics import Spread, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchmarks.harness.measurement import Measurement
+    from benchmarks.harness.measurement import Round
 
 OWN = "cacheloader"
 _OWN_COLOUR, _CEILING_COLOUR, _OTHER_COLOUR = "#1f6feb", "#9aa4af", "#d98324"
 
 
-def draw(path: Path, rounds: Sequence[dict[str, Measurement]], *, title: str) -> bool:
+def draw(path: Path, rounds: Sequence[Round], *, title: str) -> bool:
     """Write a PNG: for each phase a bar a contestant, its median, with a whisker from least to most.
 
     Args:
         path: Of the picture.
-        rounds: One mapping from label to measurement for each round.
+        rounds: What was measured.
         title: Above it.
 
     Returns:
-        Whether it was drawn: it is not where matplotlib is missing.
+        Whether it was drawn: it is not where matplotlib is missing or nothing was measured.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         return False
-    names = list(dict.fromkeys(phase.name for one in rounds[0].values() for phase in one.phases))
+    names = phase_names(rounds)
+    if not names:
+        return False
     bars = {name: _bars(rounds, name) for name in names}
     heights = [max(1, len(found)) for found in bars.values()]
     figure = Figure(figsize=(9, 1.2 + 0.32 * sum(heights) + 0.6 * len(names)), layout="constrained")
@@ -56,10 +59,11 @@ def draw(path: Path, rounds: Sequence[dict[str, Measurement]], *, title: str) ->
     return True
 
 
-def _bars(rounds: Sequence[dict[str, Measurement]], name: str) -> list[tuple[str, Spread]]:
+def _bars(rounds: Sequence[Round], name: str) -> list[tuple[str, Spread]]:
     bars = []
-    for label in rounds[0]:
-        phases = [phase for one in rounds if label in one and (phase := one[label].phase(name)) is not None]
+    for label in dict.fromkeys(label for one in rounds for label in one.measured):
+        runs = [one.measured[label] for one in rounds if label in one.measured]
+        phases = [phase for run in runs if (phase := run.phase(name)) is not None]
         if phases:
             bars.append((label, spread([phase.samples_per_s for phase in phases])))
     return bars

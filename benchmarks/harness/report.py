@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import NOISY_CORES, OPENED
+from benchmarks.harness.measurement import NOISY_CORES, OPENED, phase_names
 from benchmarks.harness.picture import draw
 from benchmarks.harness.statistics import Spread, pairwise_ratio, spread
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from benchmarks.harness.measurement import Measurement, Phase
+    from benchmarks.harness.measurement import Failure, Measurement, Phase, Round
 
-SCHEMA = 2
+SCHEMA = 3
 
 FIGURES: dict[str, Callable[[Phase], float | None]] = {
     "samples/s": lambda phase: phase.samples_per_s,
@@ -72,7 +72,7 @@ class Report:
         date: ISO date.
         environment: From ``environment.describe``.
         parameters: Of the scenario.
-        rounds: One mapping from label to measurement for each round.
+        rounds: What was measured and what failed.
         comparisons: Ratios to compute within each round.
         notes: Sentences for the reader: method, states of caches, what to keep in mind.
     """
@@ -82,7 +82,7 @@ class Report:
     date: str
     environment: dict[str, Any]
     parameters: dict[str, Any]
-    rounds: Sequence[dict[str, Measurement]]
+    rounds: Sequence[Round]
     comparisons: Sequence[Comparison]
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -112,15 +112,21 @@ class Report:
         for comparison in self.comparisons:
             over = self._figures(comparison, *comparison.over)
             if comparison.under is None:
-                if over:
-                    found.append((comparison, spread(over)))
-            elif over and (under := self._figures(comparison, *comparison.under)):
-                found.append((comparison, pairwise_ratio(over, under)))
+                values = [value for value in over if value is not None]
+                if values:
+                    found.append((comparison, spread(values)))
+                continue
+            under = self._figures(comparison, *comparison.under)
+            both = [(a, b) for a, b in zip(over, under, strict=True) if a is not None and b]
+            if both:
+                found.append((comparison, pairwise_ratio([a for a, _ in both], [b for _, b in both])))
         return found
 
-    def _figures(self, comparison: Comparison, label: str, phase: str) -> list[float]:
-        values = [FIGURES[comparison.figure](found) for found in self._phases(label, phase)]
-        return [value for value in values if value is not None]
+    def _figures(self, comparison: Comparison, label: str, phase: str) -> list[float | None]:
+        """By round, ``None`` where it failed or has no such figure."""
+        figure = FIGURES[comparison.figure]
+        found = [one.measured[label].phase(phase) if label in one.measured else None for one in self.rounds]
+        return [None if one is None else figure(one) for one in found]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types: every repeat, then what was made of them."""
@@ -147,8 +153,9 @@ class Report:
             ],
             "notes": list(self.notes),
             "rounds": [
-                {label: measurement.to_dict() for label, measurement in measured.items()} for measured in self.rounds
+                {label: measurement.to_dict() for label, measurement in one.measured.items()} for one in self.rounds
             ],
+            "failed": [{label: asdict(failure) for label, failure in one.failed.items()} for one in self.rounds],
         }
 
     def markdown(self, *, picture: str = "") -> str:
@@ -162,7 +169,7 @@ class Report:
         if picture:
             lines += [f"![samples per second of all contestants]({picture})", ""]
         lines += self._ratio_table()
-        lines += ["", self._noise()]
+        lines += [*self._failures(), "", self._noise()]
         for phase in self._phase_names():
             lines += ["", f"## {phase}", "", *self._phase_table(phase), "", *self._cost_table(phase)]
         lines += ["", "## Contestants", "", *self._configurations()]
@@ -171,7 +178,9 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def _noise(self) -> str:
-        runs = [measurement for measured in self.rounds for measurement in measured.values()]
+        runs = [measurement for one in self.rounds for measurement in one.measured.values()]
+        if not runs:
+            return "Nothing was measured."
         thrown_away = sum(run.noisy_before for run in runs)
         cores = spread([run.other_cores for run in runs])
         noisy = sum(run.other_cores > NOISY_CORES for run in runs)
@@ -181,18 +190,33 @@ class Report:
             f"{cores.most:.2f} cores)."
         )
 
+    def _failures(self) -> list[str]:
+        failures: dict[str, list[Failure]] = {}
+        for one in self.rounds:
+            for label, failure in one.failed.items():
+                failures.setdefault(label, []).append(failure)
+        rows = []
+        for label, found in failures.items():
+            counts = sum(label in one.measured for one in self.rounds)
+            said = "; ".join(dict.fromkeys(map(str, found))).replace("|", "\\|")
+            rows.append([label, f"{len(found)} of {len(found) + counts} runs", said])
+        return ["", *_table(["failed", "in", "with"], rows)] if rows else []
+
     def _labels(self) -> list[str]:
-        return list(self.rounds[0]) if self.rounds else []
+        labels: dict[str, None] = {}
+        for one in self.rounds:
+            labels |= dict.fromkeys(one.measured) | dict.fromkeys(one.failed)
+        return list(labels)
+
+    def _first(self, label: str) -> Measurement | None:
+        return next((one.measured[label] for one in self.rounds if label in one.measured), None)
 
     def _phases(self, label: str, name: str) -> list[Phase]:
-        found = [measured[label].phase(name) for measured in self.rounds if label in measured]
+        found = [one.measured[label].phase(name) for one in self.rounds if label in one.measured]
         return [phase for phase in found if phase is not None]
 
     def _phase_names(self) -> list[str]:
-        names: dict[str, None] = {}
-        for label in self._labels():
-            names |= dict.fromkeys(phase.name for phase in self.rounds[0][label].phases)
-        return list(names)
+        return phase_names(self.rounds)
 
     def _ratio_table(self) -> list[str]:
         rows = []
@@ -242,6 +266,8 @@ class Report:
         for label in self._labels():
             phases = self._phases(label, name)
             if not phases:
+                if self._first(label) is None:
+                    rows.append([label, "failed", *["–"] * (len(columns) - 1)])
                 continue
             cells = [label]
             for _, figure, form in columns:
@@ -253,7 +279,9 @@ class Report:
     def _configurations(self) -> list[str]:
         lines = []
         for label in self._labels():
-            measurement = self.rounds[0][label]
+            measurement = self._first(label)
+            if measurement is None:
+                continue
             settings = "; ".join(f"{name}: {value}" for name, value in measurement.configuration.items())
             caches = "; ".join(f"{phase.name}: {phase.page_cache}" for phase in measurement.phases)
             lines.append(f"- **{label}**. {settings}. Page cache: {caches}.")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import NOISY_CORES, Measurement
+from benchmarks.harness.child import FAILURE
+from benchmarks.harness.measurement import NOISY_CORES, Failure, Measurement, Round
 from benchmarks.harness.processes import Snapshot, machine_cpu_s
 
 if TYPE_CHECKING:
@@ -27,17 +30,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CALM_BUSY_CORES = 0.3
 _CALM_LOOK_S = 0.5
+MAX_FAILURES = 2
+"""A contestant that failed so often is not tried again: one that hangs would take the time of all others."""
+
 _LOG_TAIL_BYTES = 4000
+_MESSAGE_LENGTH = 300
 _COMPILED = "compiled"
 _LEAVE_S = 5.0
 _PAUSE_S = 0.02
 _PR_SET_CHILD_SUBREAPER = 36
 # What would change a library's configuration behind the report's back.
 _FOREIGN_VARIABLES = ("AWS_", "CACHELOADER_", "WDS_", "GOPEN_", "S3_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "PYTHONPATH")
-
-
-class RunFailed(Exception):
-    """A contestant failed, hung, or delivered the wrong samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,7 @@ class Entry:
         options: Keyword arguments of the factory.
         task: What it shall deliver; ``folder`` is set for each run.
         python: Interpreter of the environment that it needs.
+        is_peer: Whether it is somebody else's: its failure is a line in the report and no fault of the benchmark.
     """
 
     label: str
@@ -57,6 +61,7 @@ class Entry:
     task: Task
     options: dict[str, Any] = field(default_factory=dict)
     python: str = sys.executable
+    is_peer: bool = False
 
 
 class Runner:
@@ -90,33 +95,55 @@ class Runner:
         # Orphans of a run become children of this process, which can then end them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def rounds(self, entries: Sequence[Entry], *, repeats: int) -> Iterator[dict[str, Measurement]]:
-        """All entries in turn, then all again: A B C A B C.
+    def rounds(self, entries: Sequence[Entry], *, repeats: int, budget_s: float = math.inf) -> Iterator[Round]:
+        """All entries in turn, then all again: A B C A B C. What fails does not keep the others from running.
+
+        Args:
+            entries: Contestants.
+            repeats: Rounds.
+            budget_s: No round is begun that would not end by then if it took as long as the longest so far; the first
+                always is.
 
         Yields:
-            For each round, what was measured by label.
-
-        Raises:
-            RunFailed: Any of them failed; a report without it would mislead.
+            For each round, what was measured and what failed.
         """
+        begin, longest_s = time.monotonic(), 0.0
+        failures = dict.fromkeys((entry.label for entry in entries), 0)
         try:
             for number in range(repeats):
-                yield self._round(entries, number, f"[{number + 1}/{repeats}]")
+                round_begin = time.monotonic()
+                if number and round_begin - begin + longest_s > budget_s:
+                    return
+                left = [entry for entry in entries if failures[entry.label] < MAX_FAILURES]
+                done = self._round(left, number, f"[{number + 1}/{repeats}]")
+                for label in done.failed:
+                    failures[label] += 1
+                longest_s = max(longest_s, time.monotonic() - round_begin)
+                yield done
         finally:
             shutil.rmtree(self._folder / _COMPILED, ignore_errors=True)
 
-    def _round(self, entries: Sequence[Entry], number: int, mark: str) -> dict[str, Measurement]:
-        measured: dict[str, Measurement] = {}
+    def _round(self, entries: Sequence[Entry], number: int, mark: str) -> Round:
+        done = Round(measured={}, failed={})
         for place, entry in enumerate(entries):
+            begin = time.monotonic()
             for noisy in range(self._noisy_retries + 1):
                 run = self._run_one(entry, self._folder / f"round-{number}-run-{place}")
-                measured[entry.label] = replace(run, noisy_before=noisy)
+                if isinstance(run, Failure):
+                    break
+                done.measured[entry.label] = replace(run, noisy_before=noisy)
                 if run.other_cores <= NOISY_CORES:
                     break
-            self._say(f"{mark} {_line(entry.label, measured[entry.label])}")
-        return measured
+            took = f"{time.monotonic() - begin:.0f} s"
+            if isinstance(run, Failure):
+                done.measured.pop(entry.label, None)
+                done.failed[entry.label] = run
+                self._say(f"{mark} {entry.label}: failed after {took}: {run}")
+            else:
+                self._say(f"{mark} {_line(entry.label, done.measured[entry.label])}, {took}")
+        return done
 
-    def _run_one(self, entry: Entry, home: Path) -> Measurement:
+    def _run_one(self, entry: Entry, home: Path) -> Measurement | Failure:
         home.mkdir(parents=True)
         own = home / "data"
         own.mkdir()
@@ -129,15 +156,16 @@ class Runner:
                 "task": replace(entry.task, folder=str(own)).to_dict(),
             }
             (home / "task.json").write_text(json.dumps(order))
-            self._spawn(entry, home)
-            return replace(
-                Measurement.from_dict(json.loads((home / "result.json").read_text())), busy_cores_before=busy_cores
-            )
+            failure = self._spawn(entry, home)
+            if failure is not None:
+                return failure
+            run = Measurement.from_dict(json.loads((home / "result.json").read_text()))
+            return replace(run, busy_cores_before=busy_cores)
         finally:
             shutil.rmtree(home, ignore_errors=True)
             os.sync()  # so that the next run does not wait for this one's pages to reach the disk
 
-    def _spawn(self, entry: Entry, home: Path) -> None:
+    def _spawn(self, entry: Entry, home: Path) -> Failure | None:
         strangers = _children()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN_VARIABLES)}
         # The code under test is that beside the benchmarks, whatever else is installed.
@@ -165,10 +193,25 @@ class Runner:
                     process.kill()
                     process.wait()
                 end_children(spared=strangers)
-        if status != 0:
-            tail = (home / "log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
-            how = f"had not ended after {self._timeout_s:.0f} s" if status is None else f"ended with status {status}"
-            raise RunFailed(f"{entry.label} {how}; its output ends with:\n{tail}")
+        if status == 0:
+            return None
+        tail = (home / "log").read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+        self._say(f"output of {entry.label} ends with:\n{tail}")
+        return _failure(status, home, tail, timeout_s=self._timeout_s)
+
+
+def _failure(status: int | None, home: Path, tail: str, *, timeout_s: float) -> Failure:
+    lines = [line.strip() for line in tail.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    if status is None:
+        found = Failure(kind="hung", message=f"had not ended after {timeout_s:.0f} s")
+    elif (result := home / "result.json").exists() and (told := json.loads(result.read_text()).get(FAILURE)):
+        found = Failure(**told)
+    else:
+        found = Failure(kind=f"ended with status {status}", message=last)
+    # Where this machine keeps its files is nobody's business.
+    message = re.sub(r"(/[\w.+-]+){2,}", lambda path: path[0].rpartition("/")[2], found.message)
+    return replace(found, message=message[:_MESSAGE_LENGTH])
 
 
 def wait_until_calm(*, timeout_s: float) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contestants.cacheloader import reads_of_epoch
@@ -37,6 +38,7 @@ class Ground:
         tars: Where they lie in it, counts beside them.
         reads: File with the order of the product's second epoch.
         warm_epochs: Epochs in a warm phase.
+        unprepared: Notes about peers that could not be prepared.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Ground:
     tars: Store
     reads: Path
     warm_epochs: int
+    unprepared: list[str] = field(default_factory=list)
 
     def task(self, num_workers: int, *, store: Store | None = None) -> Task:
         """A task for so many workers, on the tars if no other place is named."""
@@ -64,10 +67,19 @@ class Ground:
         )
 
     def rival_entries(self, rival: Rival, workers: tuple[int, ...], *, script: str) -> list[Entry]:
-        """A peer with each number of workers, on its own copy of the data set; nothing if it has no environment."""
+        """A peer with each number of workers, on its own copy of the data set.
+
+        Nothing, and a note for the report, if it has no environment or could not write its copy.
+        """
         if not rival.is_there:
             return []
-        store = rival.store(self.tars, packed=self.packed, running=self.running, folder=self.folder / "converted")
+        try:
+            store = rival.store(self.tars, packed=self.packed, running=self.running, folder=self.folder / "converted")
+        except (subprocess.SubprocessError, OSError) as error:
+            self.unprepared.append(
+                f"{rival.label} did not take part: its copy of the data set could not be written ({type(error).__name__})."
+            )
+            return []
         return [rival.entry(self.task(number, store=store), script=script) for number in workers]
 
     def prepared(
@@ -92,7 +104,7 @@ class Ground:
             entries=entries,
             comparisons=comparisons,
             parameters={**sizes, "batch_size": BATCH_SIZE, "store": "SeaweedFS on the same machine, loopback"},
-            notes=[*notes, *missing(rivals)],
+            notes=[*notes, *missing(rivals), *self.unprepared],
             before_each=self.running.warm,
         )
 

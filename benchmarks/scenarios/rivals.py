@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from benchmarks.harness.store import RunningStore
 
 
+CONVERSION_TIMEOUT_S = 300.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
     """One peer in one configuration.
@@ -61,6 +64,7 @@ class Rival:
             options=options,
             task=task,
             python=self.python,
+            is_peer=True,
         )
 
     def store(self, tars: Store, *, packed: PackedShards, running: RunningStore, folder: Path) -> Store:
@@ -77,7 +81,14 @@ class Rival:
         target = folder / self.module
         folder.mkdir(parents=True, exist_ok=True)
         command = [self.python, "-m", f"benchmarks.peers.{self.module}", str(packed.folder), str(target)]
-        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            command,
+            check=True,
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=CONVERSION_TIMEOUT_S,
+        )
         prefix = f"{self.module}/"
         running.upload_folder(target, prefix)
         return replace(tars, prefix=prefix)

@@ -99,7 +99,13 @@ class Volume:
             stock = "benchmarks.peers.stock:StockLoader"
             shared = replace(task, num_workers=2)
             entries = [
-                Entry(label=label, factory="benchmarks.contestants.epochs:Epochs", options=options, task=of)
+                Entry(
+                    label=label,
+                    factory="benchmarks.contestants.epochs:Epochs",
+                    options=options,
+                    task=of,
+                    is_peer=label in (STOCK_FILES, STOCK_TARS),
+                )
                 for label, options, of in (
                     (PRODUCT, product, task),
                     (PRODUCT_2, product, shared),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +22,15 @@ class _Idle:
 
 class Crashes(_Idle):
     def run(self, task: Task, meter: Meter) -> Measurement:
-        raise RuntimeError("on purpose")
+        raise RuntimeError("on purpose\nin some file\nthe end")
+
+
+class Dies(_Idle):
+    def run(self, task: Task, meter: Meter) -> Measurement:
+        sys.stderr.write("its last words\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
 
 
 class Hangs(_Idle):

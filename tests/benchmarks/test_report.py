@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.harness.measurement import CpuSeconds, Measurement, PeakMemory, Phase, Tally
+from benchmarks.harness.measurement import CpuSeconds, Failure, Measurement, PeakMemory, Phase, Round, Tally
 from benchmarks.harness.report import Comparison, Report
 
 
@@ -36,7 +36,8 @@ def measurement(name: str, wall_s: float, *, other_cores: float = 0.0, noisy_bef
 
 def report(target: float, *, over: str = "one", figure: str = "samples/s") -> Report:
     rounds = [
-        {"one": measurement("cold", wall_s), "other": measurement("cold", 2 * wall_s)} for wall_s in (1.0, 2.0, 4.0)
+        Round(measured={"one": measurement("cold", wall_s), "other": measurement("cold", 2 * wall_s)})
+        for wall_s in (1.0, 2.0, 4.0)
     ]
     return Report(
         theme="theme",
@@ -111,9 +112,38 @@ def test_noise_and_what_was_thrown_away_for_it_are_named():
     noisy = replace(
         report(1.5),
         rounds=[
-            {"one": measurement("cold", 1.0, other_cores=0.75, noisy_before=2), "other": measurement("cold", 1.0)},
-            {"one": measurement("cold", 1.0, noisy_before=1), "other": measurement("cold", 1.0)},
+            Round(
+                measured={
+                    "one": measurement("cold", 1.0, other_cores=0.75, noisy_before=2),
+                    "other": measurement("cold", 1.0),
+                }
+            ),
+            Round(measured={"one": measurement("cold", 1.0, noisy_before=1), "other": measurement("cold", 1.0)}),
         ],
     )
     assert "3 runs were thrown away" in noisy.markdown()
     assert "of the 4 that count, 1 were as noisy" in noisy.markdown()
+
+
+def test_a_contestant_that_failed_stands_in_every_table_with_what_it_said():
+    failure = Failure(kind="ValueError", message="no such | thing")
+    rounds = [
+        replace(one, measured={"one": one.measured["one"]}, failed={"other": failure}) for one in report(1).rounds
+    ]
+    shown = replace(report(1.5), rounds=rounds)
+    text = shown.markdown()
+    assert "| other | 3 of 3 runs | ValueError: no such \\| thing |" in text
+    assert "| other | failed | – |" in text
+    assert shown.ratios() == []
+    assert shown.to_dict()["failed"][0] == {"other": {"kind": "ValueError", "message": "no such | thing"}}
+
+
+def test_ratios_come_from_the_rounds_in_which_both_were_measured():
+    rounds = list(report(1.5).rounds)
+    rounds[0] = replace(
+        rounds[0], measured={"other": measurement("cold", 9.0)}, failed={"one": Failure(kind="hung", message="")}
+    )
+    shown = replace(report(1.5), rounds=rounds)
+    [(_, ratio)] = shown.ratios()
+    assert ratio.repeats == 2
+    assert "| one | 1 of 3 runs | hung |" in shown.markdown()
