@@ -64,6 +64,10 @@ class StreamingLoader(KeyedBatches):
             shuffle=True,
             batch_size=task.batch_size,
         )
+        # Workers are forked and inherit the client with its open connection: without TLS, which would notice, two of
+        # them on one connection can take each other's answers, and shards come out torn. So each makes its own.
+        for stream in dataset.streams:
+            stream._downloader.clean_up()
         clock.mark(OPENED)
         loader: Iterable[Any] = StreamingDataLoader(
             dataset,
@@ -79,6 +83,7 @@ class StreamingLoader(KeyedBatches):
         return {
             "loader": "StreamingDataLoader(StreamingDataset(shuffle=True)), MDS shards of 64 MiB, no compression",
             "cache": "local=, no limit",
+            "store": "its client dropped before workers are forked, since they would share one connection",
             "workers": f"{self._workers}, persistent",
         }
 

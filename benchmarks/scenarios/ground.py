@@ -76,9 +76,8 @@ class Ground:
         try:
             store = rival.store(self.tars, packed=self.packed, running=self.running, folder=self.folder / "converted")
         except (subprocess.SubprocessError, OSError) as error:
-            self.unprepared.append(
-                f"{rival.label} did not take part: its copy of the data set could not be written ({type(error).__name__})."
-            )
+            how = type(error).__name__
+            self.unprepared.append(f"{rival.label} did not take part: its copy of the data set failed ({how}).")
             return []
         return [rival.entry(self.task(number, store=store), script=script) for number in workers]
 
