@@ -215,13 +215,15 @@ class Run:
             return
         if self.every_batch:
             self._close_step()
-        if self._loader is not loader:
-            self._loader = loader
-            self._ask_for_watch(loader)
         if self._begin_ns < 0:
             self._begin_ns = time.monotonic_ns()
             if self._meter is not None:
                 self._meter.fetching()
+        if self._loader is not loader:
+            self._loader = loader
+            asked_s = time.perf_counter()
+            self._ask_for_watch(loader)
+            self._fetch_s += time.perf_counter() - asked_s  # the loop waits for that inside next(loader), too
 
     def fetched(self, loader: Any, fetch_s: float, num_samples: int, *, epoch: int = -1, source: str = "") -> None:
         """``loader`` handed out a batch after ``fetch_s``."""

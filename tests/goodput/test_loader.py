@@ -33,3 +33,19 @@ def test_a_long_wait_is_recorded_with_the_shard_that_was_waited_for_and_its_epoc
     assert steps[2].source == "shard-000001.tar"
     assert steps[2].fetch_s >= 0.2
     assert steps[3].source == "" or steps[3].fetch_s >= 0.1
+
+
+def test_asking_the_daemon_to_watch_is_part_of_the_first_wait_for_a_batch(tmp_path: Path) -> None:
+    class Loader:
+        """A loader whose daemon answers late."""
+
+        def watch_run(self, *_: Any, **__: Any) -> None:
+            time.sleep(0.1)
+
+    loader = Loader()
+    with cl.goodput.Run(tmp_path / "run", rank=0, world_size=1) as run:
+        run.fetching(loader)
+        run.fetched(loader, 0.0, 1)
+        run.step()
+    [step] = [event for event in EventFolder(tmp_path / "run").read() if isinstance(event, events.Step)]
+    assert step.dur_s >= step.fetch_s >= 0.1
