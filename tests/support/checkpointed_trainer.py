@@ -68,7 +68,8 @@ def main(config: dict[str, Any]) -> None:
     )
     loader = cl.DataLoader(dataset, batch_size=config["global_batch"] // dist.get_world_size(), num_workers=1)
     net = nn.Sequential(nn.Linear(WIDTH, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 1))
-    model = DistributedDataParallel(net)
+    # Else the first step of a process sums gradients in another order than those behind it, see docs/checkpoints.md.
+    model = DistributedDataParallel(net, find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=100)
     log = os.open(folder / f"log-{config['attempt']:03d}-{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
