@@ -123,7 +123,7 @@ class CountingProxy:
         return counter
 
     def reads(self) -> list[Exchange]:
-        """The GETs that were no listings. One is noted behind its last byte: wait until nothing is in flight."""
+        """The GETs that were no listings. One without a length is noted behind its last byte."""
         return [
             exchange
             for exchange in list(self.exchanges)
@@ -197,8 +197,8 @@ class CountingProxy:
                 async for _block in body:
                     pass
                 await self._delay(method, target)
-                await self._answer(writer, fault)
                 self._record(method, target, byte_range, fault.status, 0)
+                await self._answer(writer, fault)
                 return True
             upstream_writer.write(request.encode())
             async for block in body:
@@ -230,22 +230,37 @@ class CountingProxy:
             shown = Head(response.first_line, list(response.headers))
             shown.drop("content-length")
             shown.headers += [("Content-Length", str(fault.after_bytes)), ("Connection", "close")]
-        writer.write(shown.encode())
+        has_body = method != "HEAD" and status not in {204, 304}
         passed = 0
+        last = int(response.get("content-length") or -1) if limit is None else limit  # where the body ends, if known
+        is_recorded = False
+
+        def record_once() -> None:
+            # Before the client can have the last byte, so that whoever saw a response end finds it counted.
+            nonlocal is_recorded
+            if not is_recorded:
+                self._record(method, target, byte_range, status, passed)
+                is_recorded = True
+
+        if not has_body or last == 0:
+            record_once()
         try:
-            if method != "HEAD" and status not in {204, 304}:
+            writer.write(shown.encode())
+            if has_body:
                 async for whole in read_body(upstream, response, until_close=True):
                     block = whole if limit is None else whole[: limit - passed]
                     if fault is not None and fault.action == "flip" and 0 <= fault.after_bytes - passed < len(block):
                         block = _flipped(block, fault.after_bytes - passed)
                     await self._pace(len(block))
+                    passed += len(block)
+                    if passed == last:
+                        record_once()
                     writer.write(block)
                     await writer.drain()
-                    passed += len(block)
                     if passed == limit:
                         break
         finally:
-            self._record(method, target, byte_range, status, passed)
+            record_once()
         if fault is not None and limit is not None:
             await self._break(reader, writer, fault)
             return False
