@@ -14,6 +14,7 @@ from cacheloader import state
 from cacheloader.ahead import Planned
 from cacheloader.config import TransportOptions
 from cacheloader.errors import ConfigError, EmptyDataset
+from cacheloader.order.distinct import distinct
 from cacheloader.order.options import OrderOptions
 from cacheloader.order.sample_order import SampleOrder
 from cacheloader.positioned import PositionedDataset
@@ -158,7 +159,7 @@ class RemoteDataset(PositionedDataset):
         """URIs of the shards that this rank reads in the step that starts at ``row``."""
         share = {"global_batch": self.global_batch(), "rank": self._world.rank, "world_size": self._world.world_size}
         places = self._steps().batch(epoch=epoch, row=row, **share)
-        return [self.manifest.uri(int(shard)) for shard in np.unique(places.shard)]
+        return [self.manifest.uri(int(shard)) for shard in distinct(places.shard)]
 
     def parts(self) -> Parts:
         """What a mixture needs to read the data set in an order of its own."""

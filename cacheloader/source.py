@@ -11,6 +11,7 @@ import numpy as np
 
 from cacheloader.errors import ConfigError
 from cacheloader.formats import registry
+from cacheloader.order.distinct import distinct
 from cacheloader.shelf import Shelf
 from cacheloader.stretch import ShardPart, Stretch
 from cacheloader.transport.open import open_transport
@@ -117,12 +118,11 @@ class Source:
             shard: int32 [n]; index in the manifest, batch by batch.
             edges: int64 [batches + 1]; where each batch starts.
         """
-        needed = np.unique(shard)
         first = set(shard[: edges[1]].tolist())
-        absent = [one for one in needed.tolist() if one not in first and not shelf.holds(one)]
+        absent = {one for one in distinct(shard).tolist() if one not in first and not shelf.holds(one)}
         if not absent:
             return len(edges) - 1
-        at = int(np.flatnonzero(np.isin(shard, absent))[0])
+        at = next(place for place, one in enumerate(shard.tolist()) if one in absent)
         return int(np.searchsorted(edges, at, side="right")) - 1
 
     def locate(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from cacheloader.order.distinct import ranked
 from cacheloader.order.permutation import SORTED_SIZE, large_permutation, raw_words, small_permutation
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class EpochWindows:
         return self.piece_shard[piece], self.piece_sample[piece] + (place - self.piece_start[piece])
 
     def _mix(self, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        windows, which = np.unique(np.searchsorted(self.window_start, place, side="right") - 1, return_inverse=True)
+        windows, which = ranked(np.searchsorted(self.window_start, place, side="right") - 1)
         start = self.window_start[windows]
         size = self.window_start[windows + 1] - start
         inside = place - start[which]
@@ -132,7 +133,7 @@ class EpochWindows:
         size: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         # All permutations one behind the other, then one look-up for all places.
-        used, rank = np.unique(which, return_inverse=True)
+        used, rank = ranked(which)
         permutations = [self._permutation(int(windows[at]), int(size[at])) for at in used]
         offset = np.concatenate(([0], np.cumsum([len(permutation) for permutation in permutations])))
         return np.concatenate(permutations)[offset[rank] + inside].astype(np.int64)
