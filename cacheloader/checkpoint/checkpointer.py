@@ -373,17 +373,25 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if kind is None:
             self.close()
             return
         # The loop has failed and its error is the news; a save that is nearly done is still worth having.
         last, self._last = self._last, None
         if last is not None:
+            grace_s = min(GRACE_S, self._timeout_s)
+            if not last.is_over:  # Python prints the error only behind this wait, and some launchers kill before
+                logger.warning(
+                    "training failed (%s); waiting up to %.0f s for the save of step %d, which is under way",
+                    kind.__name__ if error is None else innermost(error),
+                    grace_s,
+                    last.step,
+                )
             try:
-                last.result(timeout_s=min(GRACE_S, self._timeout_s))
-            except SaveFailed as error:
-                logger.warning("%s", error)
+                last.result(timeout_s=grace_s)
+            except SaveFailed as failure:
+                logger.warning("%s", failure)
         if self._stop is not None:
             self._stop.close()
 

@@ -87,6 +87,11 @@ class Save:
         else:
             self._done.set_exception(failure)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, in a commit or not."""
+        return self._done.done()
+
     def result(self, *, timeout_s: float) -> None:
         """Wait for the end.
 

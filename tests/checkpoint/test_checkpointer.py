@@ -18,9 +18,12 @@ from cacheloader.checkpoint.commit import COMMIT_FILE
 from cacheloader.cli import main
 from cacheloader.errors import CheckpointError, ConfigError, NoValidCheckpoint, SaveFailed
 from tests.checkpoint.jobs import Job, flip_bit, saved, saves, truncate
+from tests.support.seaweedfs import storage_options
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.counting_proxy import CountingProxy
 
 
 @pytest.mark.parametrize("mode", ["sync", "thread"])
@@ -301,6 +304,27 @@ def test_a_save_that_failed_in_the_background_is_raised_by_the_next_and_training
         checkpoints.wait()
         assert checkpoints.committed_step == 4
     assert [int(path.name.split("-")[2]) for path in saves(tmp_path) if (path / COMMIT_FILE).exists()] == [1, 4]
+
+
+def test_an_error_in_the_loop_is_told_before_the_save_under_way_is_waited_for(
+    bucket: str, prefix: str, s3_proxy: CountingProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, options = f"s3://{bucket}/{prefix}ckpt", storage_options(s3_proxy.url)
+
+    def train() -> None:
+        job = Job()
+        with job.checkpointer(url, storage_options=options) as checkpoints:
+            job.step()
+            s3_proxy.latency_s = 0.5
+            checkpoints.save(1)
+            raise ZeroDivisionError("in step 2")
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert "training failed (ZeroDivisionError: in step 2); waiting up to 60 s for the save of step 1" in caplog.text
+    s3_proxy.latency_s = 0.0
+    with Job().checkpointer(url, storage_options=options) as checkpoints:
+        assert checkpoints.restore_latest() == 1
 
 
 def test_a_job_whose_checkpoints_vanished_does_not_begin_at_step_0(tmp_path: Path) -> None:
