@@ -1,126 +1,109 @@
-"""``python -m benchmarks``: run a scenario and write its report."""
+"""``python -m benchmarks``: run scenarios, write their reports and, of a profile, the summary."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from importlib import import_module
+import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import environment
-from benchmarks.harness.report import Report
-from benchmarks.harness.runner import ROOT, Runner
+from benchmarks.harness.runner import ROOT
+from benchmarks.running import NothingChosen, Ran, Settings, run_program, run_scenario
+from benchmarks.schedule import PARTS, PROFILES, SCENARIOS, shares_s, table
+from benchmarks.summary.document import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchmarks.harness.measurement import Round
-    from benchmarks.scenarios.scenario import Scenario
-
-SCENARIOS = {
-    "checkpoint": "benchmarks.scenarios.checkpoint",
-    "decode": "benchmarks.scenarios.decode",
-    "fetch-cost": "benchmarks.scenarios.fetch_cost",
-    "position": "benchmarks.scenarios.position",
-    "sharing": "benchmarks.scenarios.sharing",
-    "small-samples": "benchmarks.scenarios.small_samples",
-    "stall": "benchmarks.scenarios.stall",
-    "recovery": "benchmarks.scenarios.recovery",
-    "two-epochs": "benchmarks.scenarios.two_epochs",
-    "volume": "benchmarks.scenarios.volume",
-}
-
-ALL = "all"
+    from benchmarks.schedule import Part
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 1 if the product or a ceiling failed (a peer may: the report says so), 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _leave)
-    names = sorted(SCENARIOS) if options.scenario == ALL else [options.scenario]
-    return max(_run(name, options) for name in names)
+    settings = Settings(
+        machine=options.machine,
+        output=options.output,
+        work=options.work or ROOT / ".bench",
+        repeats=options.repeats,
+        small=options.small,
+        only=options.only or (),
+        timeout_s=options.timeout,
+        calm_timeout_s=options.calm_timeout,
+        noisy_retries=options.noisy_retries,
+        say=_say,
+    )
+    if options.profile is None:
+        try:
+            return _status(run_scenario(SCENARIOS[options.scenario], settings), options.scenario)
+        except NothingChosen as error:
+            print(error, file=sys.stderr)
+            return 2
+    parts = [PARTS[theme] for theme in PROFILES[options.profile] if not options.part or theme in options.part]
+    _say(table(parts, repeats=options.repeats))
+    budget_s = math.inf if options.budget is None else options.budget * 60
+    return _run_all(parts, settings, budget_s=budget_s)
 
 
-def _run(name: str, options: argparse.Namespace) -> int:
-    scenario: Scenario = import_module(SCENARIOS[name]).SCENARIO
-    chosen = [label for label in scenario.labels if not options.only or any(part in label for part in options.only)]
-    if not chosen:
-        print(f"--only matches none of: {'; '.join(scenario.labels)}", file=sys.stderr)
-        return 2
-    work = options.work or ROOT / ".bench"
-    work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=work))
-    surroundings = environment.describe(folder, repository=ROOT)
-    try:
-        _say(f"preparing {name} (data set and store)")
-        with scenario.prepare(folder / "scenario", small=options.small) as prepared:
-            entries = [entry for entry in prepared.entries if entry.label in chosen]
-            runner = Runner(
-                folder / "runs",
-                before_each=prepared.before_each,
-                timeout_s=options.timeout,
-                calm_timeout_s=0 if options.small else options.calm_timeout,
-                noisy_retries=0 if options.small else options.noisy_retries,
-                say=_say,
-            )
-            rounds: list[Round] = []
-            stopped: BaseException | None = None
-            try:
-                for done in runner.rounds(entries, repeats=options.repeats):
-                    rounds.append(done)  # noqa: PERF402  (kept one by one: what is complete outlives a stop)
-            except (KeyboardInterrupt, SystemExit) as stop:
-                if not rounds:
-                    raise
-                stopped = stop
-        notes = [*prepared.notes]
-        if stopped is not None:
-            notes.append(f"The run was stopped after {len(rounds)} of {options.repeats} rounds.")
-        report = Report(
-            theme=scenario.theme + ("-small" if options.small else ""),
-            machine=options.machine,
-            date=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-            environment=surroundings | {"load_after": list(os.getloadavg())},
-            parameters=prepared.parameters,
-            rounds=rounds,
-            comparisons=prepared.comparisons,
-            notes=notes,
-        )
-        for path in report.write(options.output):
-            _say(f"wrote {path}")
-        for comparison, ratio in report.ratios():
-            target = "" if comparison.target is None else f" (target {comparison.target:g})"
-            _say(f"{comparison.name}: {ratio.median:.2f} [{ratio.least:.2f}–{ratio.most:.2f}]{target}")
-        if stopped is not None:
-            raise stopped
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    missing = owed_failures(rounds, peers={entry.label for entry in entries if entry.is_peer})
-    for label in missing:
-        print(f"{name}: {label} failed; the report says how", file=sys.stderr)
-    return 1 if missing else 0
+def _run_all(parts: Sequence[Part], settings: Settings, *, budget_s: float) -> int:
+    """One part after the other; what fails does not keep the others from running."""
+    begin, status = time.monotonic(), 0
+    reports: dict[str, Path] = {}
+    said: dict[str, str] = {}
+    for number, part in enumerate(parts):
+        spent_s = time.monotonic() - begin
+        left_min = sum(one.estimate_s(settings.repeats) for one in parts[number:]) / 60
+        share_s = shares_s(parts[number:], repeats=settings.repeats, budget_s=budget_s - spent_s)
+        share = "" if math.isinf(share_s) else f", {share_s / 60:.1f} of them for this part"
+        place = f"part {number + 1} of {len(parts)}, {spent_s / 60:.1f} min spent"
+        _say(f"\n== {part.theme}: {place}, about {left_min:.0f} to go{share}")
+        try:
+            ran = run_program(part, settings) if part.is_program else run_scenario(part, settings, budget_s=share_s)
+        except Exception as error:  # noqa: BLE001  (the others are still worth their time)
+            traceback.print_exc()
+            ran = Ran(report=None, said=f"failed: {type(error).__name__}", missing=[part.theme])
+        status = max(status, _status(ran, part.theme))
+        said[part.theme] = ran.said
+        if ran.report is not None:
+            reports[part.theme] = ran.report
+        # After each part, so that a stop leaves a summary of what was measured until then.
+        date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        summary = summarize(reports, machine=settings.machine, date=date, parts=said)
+        written = summary.write(settings.output, mark=settings.mark)
+    _say(f"wrote {written[0]} after {(time.monotonic() - begin) / 60:.1f} min")
+    return status
 
 
-def owed_failures(rounds: Sequence[Round], *, peers: set[str]) -> list[str]:
-    """Labels of those whose failure is the benchmark's: the product and the ceilings."""
-    return sorted({label for one in rounds for label in one.failed} - peers)
+def _status(ran: Ran, theme: str) -> int:
+    for label in ran.missing:
+        print(f"{theme}: {label} failed; the report says how", file=sys.stderr, flush=True)
+    return 1 if ran.missing else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run a scenario and write its report.")
-    parser.add_argument("--scenario", choices=[ALL, *sorted(SCENARIOS)], default="two-epochs")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Run scenarios and write their reports.")
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), default="two-epochs", help="one scenario alone")
+    parser.add_argument(
+        "--profile", choices=sorted(PROFILES), help="many of them, and a summary: what targets speak of, or all"
+    )
+    parser.add_argument("--part", action="append", choices=sorted(PARTS), help="of the profile, these alone")
+    parser.add_argument(
+        "--budget", type=float, metavar="MINUTES", help="of a profile: rounds that would end after that are not begun"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="interleaved rounds (default 5)")
     parser.add_argument("--small", action="store_true", help="a smoke run of some seconds; its figures mean nothing")
     parser.add_argument("--only", action="append", metavar="TEXT", help="contestants whose name contains TEXT")
     parser.add_argument("--machine", default=f"{len(os.sched_getaffinity(0))}-core-vm", help="its name in the report")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "reports", help="where reports go")
     parser.add_argument("--work", type=Path, help="directory on the disk under test (default .bench)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="longest time of one run, in seconds")
+    parser.add_argument("--timeout", type=float, default=120.0, help="longest time of one run, in seconds")
     parser.add_argument("--calm-timeout", type=float, default=20.0, help="longest wait for a calm machine before a run")
     parser.add_argument(
         "--noisy-retries", type=int, default=2, help="repeats of a run that others disturbed (default 2)"

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 REPEATS = 5
+FLAT = 0.1
+"""Exponent up to which a cost counts as constant: doubling the size adds less than 7 %."""
+
 BATCH = 256
 
 
@@ -209,6 +212,20 @@ def main() -> None:
     content = {
         "environment": surroundings,
         "curves": [asdict(curve) | {"exponent": curve.exponent} for curve in curves],
+        "ratios": [
+            {
+                "name": f"{curve.what}, against {curve.against}",
+                "target": FLAT,
+                "at_most": True,
+                "goal": "scale",
+                "median": curve.exponent,
+                "least": curve.exponent,
+                "most": curve.exponent,
+                "repeats": REPEATS,
+            }
+            for curve in curves
+            if curve.hot and curve.against.startswith(("shards", "samples"))
+        ],
     }
     (options.output / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
     text = markdown(curves, title=f"scale on {options.machine}, {date}", surroundings=surroundings)

@@ -23,10 +23,15 @@ class CacheloaderLoader(KeyedBatches):
 
     Args:
         decode: Whether a transform turns each payload into pixels.
+        seed: Of the order.
     """
 
     is_cached = True
     key_field = "__key__"
+
+    def __init__(self, *, decode: bool = False, seed: int = SEED) -> None:
+        super().__init__(decode=decode)
+        self._seed = seed
 
     def prepare(self, task: Task) -> None:
         """Import."""
@@ -52,7 +57,7 @@ class CacheloaderLoader(KeyedBatches):
         dataset = cl.RemoteDataset(
             url,
             transform=transform,
-            seed=SEED,
+            seed=self._seed,
             storage_options=storage_options,
             cache_dir=Path(task.folder, "cache"),
             cache_size=4 * sum(task.shard_bytes),

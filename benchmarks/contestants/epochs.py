@@ -41,6 +41,7 @@ class Epochs:
                 with meter.phase("warm", page_cache="cached files in memory, as the epochs before left them") as clock:
                     for _ in range(task.warm_epochs):
                         clock.take(batches, loader.count)
+            if loader.is_cached and task.has_disk_epoch:
                 page_cache.drop(page_cache.files_below(Path(task.folder)))
                 with meter.phase("disk", page_cache="cached files written back and dropped from memory") as clock:
                     clock.take(batches, loader.count)

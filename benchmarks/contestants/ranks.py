@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import multiprocessing
 import os
 import queue
+import socket
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,8 @@ if TYPE_CHECKING:
     from benchmarks.harness.measurement import Measurement
     from benchmarks.harness.meter import Meter
 
-_TIMEOUT_S = 240.0
+_TIMEOUT_S = 100.0
+"""Of one answer; below the runner's own limit, so that the message tells which rank is late."""
 
 
 class Ranks:
@@ -25,19 +29,39 @@ class Ranks:
         options: Keyword arguments of the loader.
     """
 
+    is_one_job = True
+    """Whether they share an epoch, each its part of it."""
+
     def __init__(self, *, loader: str, ranks: int, options: dict[str, Any] | None = None) -> None:
         self._name = loader
         self._ranks = ranks
         self._options = options or {}
+
+    def options_of(self, rank: int) -> dict[str, Any]:  # noqa: ARG002  (others have some of their own)
+        """Keyword arguments of that rank's loader."""
+        return self._options
 
     def prepare(self, task: Task) -> None:
         """Start the ranks and let each import; they wait for the first phase."""
         spawn = multiprocessing.get_context("spawn")
         self._said: Any = spawn.Queue()
         self._go = [spawn.Queue() for _ in range(self._ranks)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
         self._processes = [
             spawn.Process(
-                target=_rank, args=(rank, self._ranks, self._name, self._options, task, self._go[rank], self._said)
+                target=_rank,
+                args=(
+                    rank,
+                    self._ranks,
+                    port if self.is_one_job else 0,
+                    self._name,
+                    self.options_of(rank),
+                    task,
+                    self._go[rank],
+                    self._said,
+                ),
             )
             for rank in range(self._ranks)
         ]
@@ -55,10 +79,12 @@ class Ranks:
                 self._tell("epoch")
                 for samples, size_bytes in self._answers():
                     clock.add(samples=samples, size_bytes=size_bytes)
-                clock.end_epoch()
+                clock.end_epoch(passes=1 if self.is_one_job else self._ranks)
         self._tell("items")
         answers = self._answers()
-        meter.verify(item for items, _ in answers for item in items)
+        together = [items for items, _ in answers]
+        for one in [itertools.chain(*together)] if self.is_one_job else together:
+            meter.verify(one)
         self._tell("end")
         configuration: dict[str, Any] = answers[0][1]
         for process in self._processes:
@@ -80,15 +106,45 @@ class Ranks:
         return found
 
 
-def _rank(rank: int, ranks: int, name: str, options: dict[str, Any], task: Task, go: Any, said: Any) -> None:
+class Jobs(Ranks):
+    """The same with jobs that know nothing of each other, each of which reads the whole data set.
+
+    Args:
+        loader: ``"module:callable"`` that makes it.
+        ranks: How many.
+        options: Keyword arguments of the loader.
+        is_seeded: Whether it takes a ``seed``, so that no job reads in another's order.
+    """
+
+    is_one_job = False
+
+    def __init__(
+        self, *, loader: str, ranks: int, options: dict[str, Any] | None = None, is_seeded: bool = False
+    ) -> None:
+        super().__init__(loader=loader, ranks=ranks, options=options)
+        self._is_seeded = is_seeded
+
+    def options_of(self, rank: int) -> dict[str, Any]:
+        """Each its own seed."""
+        return self._options | ({"seed": 17 + rank} if self._is_seeded else {})
+
+
+def _rank(rank: int, ranks: int, port: int, name: str, options: dict[str, Any], task: Task, go: Any, said: Any) -> None:
     from benchmarks.harness.meter import PhaseClock
 
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-    }
+    if port:
+        # As torchrun and the training script do it; some peers look at the one, some at the other.
+        os.environ |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(ranks),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        import torch.distributed
+
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=_TIMEOUT_S))
     module, _, attribute = name.partition(":")
     loader: Loader = getattr(import_module(module), attribute)(**options)
     loader.prepare(task)

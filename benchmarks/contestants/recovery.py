@@ -99,9 +99,10 @@ class Restart:
 def _recover(cache: Path) -> tuple[list[Any], Callable[[], None]]:
     """What a daemon does with its cache before clients can connect."""
     from cacheloader_daemon.config import DaemonConfig
+    from cacheloader_daemon.garbage import no_collection
     from cacheloader_daemon.plan.machine import Planner
     from cacheloader_daemon.plan.options import PlannerOptions
-    from cacheloader_daemon.storage import no_collection, open_pool
+    from cacheloader_daemon.storage import open_pool
 
     opening = open_pool(DaemonConfig(cache_dir=cache, cache_size=CACHE_SIZE))
     pool = opening.__enter__()

@@ -30,6 +30,9 @@ class WarmUp:
         idle_s: How long to watch the daemon afterwards while nothing is asked of it; 0 for not at all.
     """
 
+    idle_timeout_s = 60.0
+    """Of the private daemon."""
+
     def __init__(self, *, idle_s: float = 0.0) -> None:
         self._idle_s = idle_s
 
@@ -44,7 +47,11 @@ class WarmUp:
             urls=[f"s3://{origin.bucket}/{origin.prefix}"],
             storage_options=origin.storage_options,
         )
-        options = TransportOptions(cache_dir=Path(task.folder, "cache"), cache_size=4 * sum(task.shard_bytes))
+        options = TransportOptions(
+            cache_dir=Path(task.folder, "cache"),
+            cache_size=4 * sum(task.shard_bytes),
+            idle_timeout_s=self.idle_timeout_s,
+        )
         self._transport = open_transport(options)
         self._manifest = self._transport.open_dataset(spec)
         self._settle()
@@ -110,10 +117,14 @@ class WarmUp:
         after, again = Snapshot.take(), self._switches()
         daemon = before.by_session(os.getpid())[1]
         cpu_s = after.cpu_s(daemon) - before.cpu_s(daemon)
+        rate = self.wake_ups(asleep, again) / self._idle_s
+        return f"{rate:.2f} wake-ups/s and {cpu_s:.2f} s of CPU in {self._idle_s:g} s"
+
+    def wake_ups(self, before: dict[int, int], after: dict[int, int]) -> int:
+        """Between two counts of each thread's switches."""
         # Threads that have ended meanwhile are not in the second count; one wake-up each is what that takes.
-        ended = len(asleep.keys() - again.keys())
-        wake_ups = ended + sum(count - asleep.get(thread, 0) for thread, count in again.items())
-        return f"{wake_ups / self._idle_s:.2f} wake-ups/s and {cpu_s:.2f} s of CPU in {self._idle_s:g} s"
+        ended = len(before.keys() - after.keys())
+        return ended + sum(count - before.get(thread, 0) for thread, count in after.items())
 
     def _switches(self) -> dict[int, int]:
         found: dict[int, int] = {}

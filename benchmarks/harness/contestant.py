@@ -24,6 +24,7 @@ class Store:
         key: Access key.
         secret: Secret key.
         region: Region name.
+        size_bytes: Of all objects below ``prefix``.
     """
 
     endpoint_url: str
@@ -32,6 +33,7 @@ class Store:
     key: str
     secret: str
     region: str
+    size_bytes: int = 0
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -59,6 +61,7 @@ class Task:
         batch_size: Samples per batch.
         num_workers: Loader workers.
         warm_epochs: Epochs in the warm phase.
+        has_disk_epoch: Whether one more comes from the disk, after the page cache was emptied.
         server_pid: The object store's process, 0 without one.
         metrics_url: Where the object store counts what it sends, "" if it does not.
     """
@@ -75,6 +78,7 @@ class Task:
     warm_epochs: int
     server_pid: int = 0
     metrics_url: str = ""
+    has_disk_epoch: bool = True
 
     def origin(self) -> Store:
         """The object store."""

@@ -17,6 +17,12 @@ OPENED = "data_set_open_s"
 FIRST_FETCH = "first_fetch_s"
 """The mark of how long the first ``next()`` of the phase took."""
 
+LONGEST_FETCH = "longest_fetch_s"
+"""The mark of how long the longest ``next()`` of the phase took."""
+
+WAKE_UPS = "wake_ups"
+"""The mark that counts how often a thread of the daemon was woken."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
@@ -89,6 +95,7 @@ class Phase:
         peak_memory_bytes: Who held what.
         origin_bytes: Bytes of object bodies that the store sent meanwhile, by its own count; ``None`` if not counted.
         page_cache: Which files the kernel held in memory when the phase began.
+        stored_bytes: What the data set takes in the store, in the format that the contestant reads; 0 if unknown.
     """
 
     name: str
@@ -105,6 +112,7 @@ class Phase:
     peak_memory_bytes: PeakMemory
     origin_bytes: int | None
     page_cache: str
+    stored_bytes: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -151,7 +159,14 @@ class Phase:
     @property
     def origin_bytes_per_payload_byte(self) -> float | None:
         """How much the store sent for each byte that was delivered."""
-        return None if self.origin_bytes is None else self.origin_bytes / self.size_bytes
+        return None if self.origin_bytes is None or not self.size_bytes else self.origin_bytes / self.size_bytes
+
+    @property
+    def origin_bytes_per_stored_byte(self) -> float | None:
+        """How often the store has sent the data set in each epoch, ``None`` where its size or that is not known."""
+        if self.origin_bytes is None or not self.stored_bytes or not self.epoch_s:
+            return None
+        return self.origin_bytes / self.stored_bytes / len(self.epoch_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

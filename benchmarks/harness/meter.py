@@ -9,7 +9,7 @@ import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import FIRST_FETCH, CpuSeconds, Measurement, PeakMemory, Phase, Tally
+from benchmarks.harness.measurement import FIRST_FETCH, LONGEST_FETCH, CpuSeconds, Measurement, PeakMemory, Phase, Tally
 from benchmarks.harness.processes import Snapshot, peak_rss_bytes, reset_peak_rss
 from benchmarks.harness.statistics import percentile
 
@@ -48,6 +48,10 @@ class PhaseClock:
     def mark(self, name: str) -> None:
         """Take note that ``name`` has happened now."""
         self.marks[name] = self.elapsed_s
+
+    def mark_value(self, name: str, value: float) -> None:
+        """Take note of something that was counted."""
+        self.marks[name] = value
 
     def take(
         self, loader: Iterable[Any], count: Callable[[Any], tuple[int, int]], *, step: Callable[[], None] | None = None
@@ -107,12 +111,13 @@ class Meter:
         self._verified: Tally | None = None
 
     @contextmanager
-    def phase(self, name: str, *, page_cache: str) -> Iterator[PhaseClock]:
+    def phase(self, name: str, *, page_cache: str, expected: tuple[int, int] | None = None) -> Iterator[PhaseClock]:
         """Time what the block does.
 
         Args:
             name: Of the phase.
             page_cache: Which files the kernel holds in memory as it begins.
+            expected: Samples and bytes of an epoch that is not a whole one.
 
         Raises:
             WrongDelivery: The block delivered another number of samples or bytes than its epochs have.
@@ -127,7 +132,7 @@ class Meter:
         after = Snapshot.take()
         memory = self._memory(after)
         origin_after = self._origin_bytes()
-        self._check(name, clock)
+        self._check(name, clock, expected or (self._task.expected.samples, self._task.expected.size_bytes))
         self._phases.append(
             Phase(
                 name=name,
@@ -139,11 +144,12 @@ class Meter:
                 fetch_p50_s=percentile(clock.fetch_s, 50) if clock.fetch_s else None,
                 fetch_p99_s=percentile(clock.fetch_s, 99) if clock.fetch_s else None,
                 fetch_total_s=sum(clock.fetch_s) + clock.turning_s if clock.fetch_s else None,
-                marks=clock.marks,
+                marks=clock.marks | ({LONGEST_FETCH: max(clock.fetch_s)} if clock.fetch_s else {}),
                 cpu_s=self._cpu_s(before, after),
                 peak_memory_bytes=memory,
                 origin_bytes=None if origin_before is None or origin_after is None else origin_after - origin_before,
                 page_cache=page_cache,
+                stored_bytes=self._task.store.size_bytes if self._task.store else 0,
             )
         )
 
@@ -173,9 +179,9 @@ class Meter:
             raise WrongDelivery("the contestant's samples were never compared with those that were packed")
         return Measurement(phases=self._phases, verified=self._verified, configuration=configuration)
 
-    def _check(self, name: str, clock: PhaseClock) -> None:
+    def _check(self, name: str, clock: PhaseClock, of_each: tuple[int, int]) -> None:
         epochs = len(clock.epoch_s)
-        expected = (epochs * self._task.expected.samples, epochs * self._task.expected.size_bytes)
+        expected = (epochs * of_each[0], epochs * of_each[1])
         if not epochs or (clock.samples, clock.size_bytes) != expected:
             raise WrongDelivery(
                 f"{epochs} epochs of phase {name} delivered {clock.samples} samples of {clock.size_bytes} bytes; "

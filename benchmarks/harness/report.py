@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.harness.measurement import NOISY_CORES, OPENED, phase_names
+from benchmarks.harness.measurement import LONGEST_FETCH, NOISY_CORES, OPENED, WAKE_UPS, phase_names
 from benchmarks.harness.picture import draw
 from benchmarks.harness.statistics import Spread, pairwise_ratio, spread
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 SCHEMA = 3
 
+
+def _per_gigabyte(seconds: float, phase: Phase) -> float | None:
+    return seconds / (phase.size_bytes / 1e9) if phase.size_bytes else None
+
+
 FIGURES: dict[str, Callable[[Phase], float | None]] = {
     "samples/s": lambda phase: phase.samples_per_s,
     "samples/s from the open data set on": lambda phase: phase.opened_samples_per_s or phase.samples_per_s,
@@ -28,7 +33,14 @@ FIGURES: dict[str, Callable[[Phase], float | None]] = {
     "fetch p50 ms": lambda phase: None if phase.fetch_p50_s is None else phase.fetch_p50_s * 1e3,
     "fetch p99 ms": lambda phase: None if phase.fetch_p99_s is None else phase.fetch_p99_s * 1e3,
     "origin bytes / payload": lambda phase: phase.origin_bytes_per_payload_byte,
-    "CPU s/GB": lambda phase: (phase.cpu_s.client + phase.cpu_s.daemon) / (phase.size_bytes / 1e9),
+    "origin bytes / data set": lambda phase: phase.origin_bytes_per_stored_byte,
+    "CPU s/GB": lambda phase: _per_gigabyte(phase.cpu_s.client + phase.cpu_s.daemon, phase),
+    "RSS MB": lambda phase: sum(asdict(phase.peak_memory_bytes).values()) / 1e6,
+    "RSS worker MB": lambda phase: phase.peak_memory_bytes.worker / 1e6 or None,
+    "wall s": lambda phase: phase.wall_s,
+    "longest wait s": lambda phase: phase.marks.get(LONGEST_FETCH),
+    "wake-ups/s": lambda phase: None if WAKE_UPS not in phase.marks else phase.marks[WAKE_UPS] / phase.wall_s,
+    "daemon CPU s/min": lambda phase: phase.cpu_s.daemon / phase.wall_s * 60,
 }
 """What can be compared, or held against a bound: the figure of one phase of one run, ``None`` if it has none."""
 
@@ -44,6 +56,7 @@ class Comparison:
         target: Acceptable value, ``None`` if it is only shown.
         figure: Which of ``FIGURES``.
         at_most: Whether the target is the largest acceptable value instead of the least.
+        goal: Which of ``benchmarks.summary.goals`` it answers, "" for none.
     """
 
     name: str
@@ -52,6 +65,7 @@ class Comparison:
     target: float | None = None
     figure: str = "samples/s"
     at_most: bool = False
+    goal: str = ""
 
     def __post_init__(self) -> None:
         if self.figure not in FIGURES:
@@ -145,6 +159,8 @@ class Report:
                     "figure": comparison.figure,
                     "target": comparison.target,
                     "at_most": comparison.at_most,
+                    "goal": comparison.goal,
+                    "repeats": ratio.repeats,
                     "median": ratio.median,
                     "least": ratio.least,
                     "most": ratio.most,
@@ -243,17 +259,15 @@ class Report:
             ("fetch p99 ms", milliseconds(lambda phase: phase.fetch_p99_s), ".2f"),
             ("waiting %", lambda phase: None if phase.waiting_share is None else phase.waiting_share * 100, ".2f"),
             ("origin bytes / payload", lambda phase: phase.origin_bytes_per_payload_byte, ".3f"),
+            ("/ data set", lambda phase: phase.origin_bytes_per_stored_byte, ".3f"),
         ]
         return self._table_of(name, columns)
 
     def _cost_table(self, name: str) -> list[str]:
-        def per_gigabyte(seconds: float, phase: Phase) -> float:
-            return seconds / (phase.size_bytes / 1e9)
-
         columns: list[tuple[str, Callable[[Phase], float | None], str]] = [
-            ("client CPU s/GB", lambda phase: per_gigabyte(phase.cpu_s.client, phase), ".2f"),
-            ("daemon CPU s/GB", lambda phase: per_gigabyte(phase.cpu_s.daemon, phase), ".2f"),
-            ("server CPU s/GB", lambda phase: per_gigabyte(phase.cpu_s.server, phase), ".2f"),
+            ("client CPU s/GB", lambda phase: _per_gigabyte(phase.cpu_s.client, phase), ".2f"),
+            ("daemon CPU s/GB", lambda phase: _per_gigabyte(phase.cpu_s.daemon, phase), ".2f"),
+            ("server CPU s/GB", lambda phase: _per_gigabyte(phase.cpu_s.server, phase), ".2f"),
             ("others, cores", lambda phase: phase.cpu_s.other / phase.wall_s, ".2f"),
             ("RSS main MB", lambda phase: phase.peak_memory_bytes.main / 1e6, ",.0f"),
             ("RSS worker MB", lambda phase: phase.peak_memory_bytes.worker / 1e6, ",.0f"),

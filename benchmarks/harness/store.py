@@ -35,7 +35,8 @@ class RunningStore:
     def upload(self, packed: PackedShards, prefix: str, *, with_counts: bool) -> Store:
         """Put the shards below ``prefix``, with ``shards.json`` beside them or without."""
         client = self.server.client()
-        for name in packed.names + (["shards.json"] if with_counts else []):
+        names = packed.names + (["shards.json"] if with_counts else [])
+        for name in names:
             with (packed.folder / name).open("rb") as body:
                 client.put_object(Bucket=BUCKET, Key=prefix + name, Body=body)
         return Store(
@@ -45,15 +46,19 @@ class RunningStore:
             key=ACCESS_KEY,
             secret=SECRET_KEY,
             region=REGION,
+            size_bytes=sum((packed.folder / name).stat().st_size for name in names),
         )
 
-    def upload_folder(self, folder: Path, prefix: str) -> None:
-        """Put every file of ``folder`` below ``prefix``."""
+    def upload_folder(self, folder: Path, prefix: str) -> int:
+        """Put every file of ``folder`` below ``prefix``; returns their length together."""
         client = self.server.client()
+        size_bytes = 0
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 with path.open("rb") as body:
                     client.put_object(Bucket=BUCKET, Key=f"{prefix}{path.relative_to(folder)}", Body=body)
+                size_bytes += path.stat().st_size
+        return size_bytes
 
     def warm(self) -> None:
         """Let the kernel hold the store's files in memory."""

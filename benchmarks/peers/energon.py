@@ -87,7 +87,11 @@ class EnergonLoader(KeyedBatches):
         origin = task.origin()
         dataset = get_train_dataset(
             f"msc://{PROFILE}/{origin.bucket}/{origin.prefix.rstrip('/')}",
-            worker_config=WorkerConfig(rank=0, world_size=1, num_workers=task.num_workers),
+            worker_config=WorkerConfig(
+                rank=int(os.environ.get("RANK", "0")),
+                world_size=int(os.environ.get("WORLD_SIZE", "1")),
+                num_workers=task.num_workers,
+            ),
             batch_size=task.batch_size,
             shuffle_buffer_size=None,
             max_samples_per_sequence=None,

@@ -38,6 +38,7 @@ class DatasetsLoader(KeyedBatches):
     def open(self, task: Task, clock: PhaseClock) -> Iterable[Any]:
         """Make data set and loader."""
         from datasets import load_dataset
+        from datasets.distributed import split_dataset_by_node
         from torch.utils.data import DataLoader
 
         dataset = load_dataset(
@@ -46,6 +47,10 @@ class DatasetsLoader(KeyedBatches):
             split="train",
             streaming=True,
         )
+        if "RANK" in os.environ:
+            dataset = split_dataset_by_node(
+                dataset, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+            )
         clock.mark(OPENED)
         return DataLoader(
             dataset,

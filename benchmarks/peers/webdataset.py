@@ -59,10 +59,11 @@ class WebdatasetLoader:
         if self.is_cached:
             import os
 
-            os.mkdir(cache_dir)  # noqa: PTH102
+            os.makedirs(cache_dir, exist_ok=True)  # noqa: PTH103  (ranks share it)
         dataset = wds.WebDataset(
             [self._url(task.origin(), name) for name in task.shard_names],
             shardshuffle=len(task.shard_names),
+            nodesplitter=wds.split_by_node,
             cache_dir=cache_dir if self.is_cached else None,
         ).to_tuple("__key__", FIELD)
         if self._decode:

@@ -27,11 +27,23 @@ RIVALS = tuple(
 LABELS = (BARE_2, PRODUCT_2, *(rival.named(2) for rival in RIVALS))
 
 COMPARISONS = (
-    Comparison(name="warm / bare decode", over=(PRODUCT_2, "warm"), under=(BARE_2, "warm"), target=0.97),
+    Comparison(name="warm / bare decode", over=(PRODUCT_2, "warm"), under=(BARE_2, "warm"), target=0.97, goal="decode"),
     *(
         Comparison(name=f"{phase} / {rival.label}", over=(PRODUCT_2, phase), under=(rival.named(2), phase))
         for rival in RIVALS
         for phase in ("cold", "warm")
+    ),
+    *(
+        Comparison(
+            name=f"RSS of a worker / {rival.label}",
+            over=(PRODUCT_2, "warm"),
+            under=(rival.named(2), "warm"),
+            figure="RSS worker MB",
+            target=1,
+            at_most=True,
+            goal="rss-worker",
+        )
+        for rival in RIVALS
     ),
 )
 
@@ -57,9 +69,9 @@ class Decode:
     theme: ClassVar[str] = "decode"
     labels: ClassVar[Sequence[str]] = LABELS
 
-    samples: int = 1536
+    samples: int = 1024
     shards: int = 8
-    warm_epochs: int = 3
+    warm_epochs: int = 2
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

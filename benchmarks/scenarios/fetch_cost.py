@@ -70,7 +70,7 @@ NOTES = (
     "first batch s is the time to the first lease, and for the engine to the last byte of the first shard, which it "
     "gets before all others with all its requests.",
     "At rest: voluntary context switches of all threads of the daemon and its index process, each of which is a "
-    "wake-up. The private daemon waits for the end of its idle time in the last of them.",
+    "wake-up. The scenario idle looks for longer.",
     "The engine with 8 requests in flight, as many as the daemon begins with, and with 32, the most that it allows "
     "itself where more requests bring more bytes.",
     "Every run ends with an untimed pass whose keys and bytes are compared with what was packed.",
@@ -94,7 +94,7 @@ class FetchCost:
     samples: int = 10_240
     sample_bytes: int = 100_000
     shards: int = 16
-    idle_s: float = 10.0
+    idle_s: float = 3.0
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:

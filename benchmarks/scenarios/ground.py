@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.contestants.cacheloader import reads_of_epoch
@@ -79,7 +79,8 @@ class Ground:
             how = type(error).__name__
             self.unprepared.append(f"{rival.label} did not take part: its copy of the data set failed ({how}).")
             return []
-        return [rival.entry(self.task(number, store=store), script=script) for number in workers]
+        tasks = [replace(self.task(number, store=store), has_disk_epoch=False) for number in workers]
+        return [rival.entry(task, script=script) for task in tasks]
 
     def prepared(
         self,

@@ -90,8 +90,8 @@ class Rival:
             timeout=CONVERSION_TIMEOUT_S,
         )
         prefix = f"{self.module}/"
-        running.upload_folder(target, prefix)
-        return replace(tars, prefix=prefix)
+        size_bytes = running.upload_folder(target, prefix)
+        return replace(tars, prefix=prefix, size_bytes=size_bytes)
 
 
 WEBDATASET = Rival(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RANKS, WORKERS = 2, 8
 PRODUCT = f"cacheloader, {RANKS} ranks of {WORKERS} workers"
-RIVALS = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA)
+RIVALS = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA, rivals.ENERGON, rivals.HF_DATASETS)
 
 
 def _label(rival: rivals.Rival) -> str:
@@ -29,9 +29,17 @@ def _label(rival: rivals.Rival) -> str:
 
 LABELS = (PRODUCT, *map(_label, RIVALS))
 
-BYTES = "origin bytes / payload"
+BYTES = "origin bytes / data set"
 COMPARISONS = (
-    Comparison(name="cold, bytes from the store", over=(PRODUCT, "cold"), under=None, figure=BYTES),
+    Comparison(
+        name="cold, bytes from the store",
+        over=(PRODUCT, "cold"),
+        under=None,
+        figure=BYTES,
+        target=1.005,
+        at_most=True,
+        goal="sharing",
+    ),
     Comparison(
         name="warm, bytes from the store", over=(PRODUCT, "warm"), under=None, figure=BYTES, target=0, at_most=True
     ),
@@ -49,8 +57,10 @@ COMPARISONS = (
 )
 
 NOTES = (
-    "All ranks read one epoch together, each its own part. Bytes from the store are the store's own count of object "
-    "bodies; 1.00 is the payload once. The tars are 2 % larger than their payload, an index or a list is read besides.",
+    "All ranks read one epoch together, each its own part: an untimed pass compares what they delivered together with "
+    "what was packed. They find their rank as under torchrun, in the environment and in torch.distributed (gloo).",
+    "Bytes from the store are the store's own count of object bodies, divided by the length of all objects that the "
+    "data set has there in the contestant's format, its index included: 1.00 is the data set once.",
     "Samples are read raw. The workers share two cores with everything else: the rates say little, the bytes do.",
 )
 

@@ -25,12 +25,12 @@ LABELS = (PRODUCT, PRODUCT_2, *(rival.named(2) for rival in RIVALS))
 
 AFTER_FIRST = "waiting share after the first batch"
 COMPARISONS = tuple(
-    Comparison(name=name, over=(label, phase), under=None, figure=figure, target=target, at_most=True)
+    Comparison(name=name, over=(label, phase), under=None, figure=figure, target=target, at_most=True, goal=goal)
     for name, label in (("2 workers", PRODUCT_2), ("0 workers", PRODUCT))
-    for name, phase, figure, target in (
-        (f"cold, {name}", "cold", AFTER_FIRST, 0.01),
-        (f"warm, {name}", "warm", "waiting share", 0.001),
-        (f"warm, {name}", "warm", "fetch p99 ms", 1.0),
+    for name, phase, figure, target, goal in (
+        (f"cold, {name}", "cold", AFTER_FIRST, 0.01, "stall-cold"),
+        (f"warm, {name}", "warm", "waiting share", 0.001, "stall-warm"),
+        (f"warm, {name}", "warm", "fetch p99 ms", 1.0, "fetch-p99" if label == PRODUCT_2 else ""),
     )
 ) + tuple(
     Comparison(name=f"{phase}, {rival.named(2)}", over=(rival.named(2), phase), under=None, figure=figure)
@@ -62,7 +62,7 @@ class Stall:
     theme: ClassVar[str] = "stall"
     labels: ClassVar[Sequence[str]] = LABELS
 
-    samples: int = 5120
+    samples: int = 3840
     sample_bytes: int = 100_000
     shards: int = 8
     step_s: float = 0.05

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from benchmarks.scenarios.scenario import Prepared
 
 ENGINE = "engine (ceiling)"
-ENGINE_NARROW = "engine, 8 requests in flight"
 FIRST_WINDOW = "engine, first window first"
 PREAD = "pread, 1 process (ceiling)"
 PREAD_2 = "pread, 2 processes (ceiling)"
@@ -30,14 +29,13 @@ PREAD_BATCH_2 = "pread holding a batch, 2 processes"
 PRODUCT = "cacheloader, 0 workers"
 PRODUCT_2 = "cacheloader, 2 workers"
 PRODUCT_UNCOUNTED = "cacheloader, 2 workers, no shards.json"
-RIVALS_ALONE = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA, rivals.FSSPEC)
+RIVALS_ALONE = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA)
 RIVALS_SHARED = (*rivals.CACHING, *rivals.STREAMERS)
 WEBDATASET = rivals.WEBDATASET.named(0)
 WEBDATASET_2 = rivals.WEBDATASET.named(2)
 WEBDATASET_STREAM = rivals.WEBDATASET_STREAM.named(2)
 LABELS = (
     ENGINE,
-    ENGINE_NARROW,
     FIRST_WINDOW,
     PREAD,
     PREAD_2,
@@ -54,10 +52,20 @@ COLD_TARGET = 0.85
 WARM_TARGET = 0.8
 
 COMPARISONS = (
-    Comparison(name="cold, 2 workers / engine", over=(PRODUCT_2, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
-    Comparison(name="cold, 0 workers / engine", over=(PRODUCT, "cold"), under=(ENGINE, "cold"), target=COLD_TARGET),
-    Comparison(name="cold, 0 workers / engine, 8 in flight", over=(PRODUCT, "cold"), under=(ENGINE_NARROW, "cold")),
-    Comparison(name="cold, 2 workers / engine, 8 in flight", over=(PRODUCT_2, "cold"), under=(ENGINE_NARROW, "cold")),
+    Comparison(
+        name="cold, 2 workers / engine",
+        over=(PRODUCT_2, "cold"),
+        under=(ENGINE, "cold"),
+        target=COLD_TARGET,
+        goal="cold-engine",
+    ),
+    Comparison(
+        name="cold, 0 workers / engine",
+        over=(PRODUCT, "cold"),
+        under=(ENGINE, "cold"),
+        target=COLD_TARGET,
+        goal="cold-engine",
+    ),
     Comparison(
         name="cold from the open data set on, 2 workers / engine",
         over=(PRODUCT_2, "cold"),
@@ -71,12 +79,19 @@ COMPARISONS = (
         figure="samples/s from the open data set on",
     ),
     Comparison(name="cold without shards.json / engine", over=(PRODUCT_UNCOUNTED, "cold"), under=(ENGINE, "cold")),
-    Comparison(name="warm, 0 workers / pread", over=(PRODUCT, "warm"), under=(PREAD, "warm"), target=WARM_TARGET),
+    Comparison(
+        name="warm, 0 workers / pread",
+        over=(PRODUCT, "warm"),
+        under=(PREAD, "warm"),
+        target=WARM_TARGET,
+        goal="warm-pread",
+    ),
     Comparison(
         name="warm, 2 workers / pread, 2 processes",
         over=(PRODUCT_2, "warm"),
         under=(PREAD_2, "warm"),
         target=WARM_TARGET,
+        goal="warm-pread",
     ),
     Comparison(name="warm, 0 workers / pread holding a batch", over=(PRODUCT, "warm"), under=(PREAD_BATCH, "warm")),
     Comparison(name="warm, 2 workers / pread holding a batch", over=(PRODUCT_2, "warm"), under=(PREAD_BATCH_2, "warm")),
@@ -84,19 +99,31 @@ COMPARISONS = (
     Comparison(name="from disk, 2 workers / pread, 2 processes", over=(PRODUCT_2, "disk"), under=(PREAD_2, "disk")),
     *(
         Comparison(
-            name=f"cold, 2 workers / {rival.label}", over=(PRODUCT_2, "cold"), under=(rival.named(2), "cold"), target=2
+            name=f"cold, 2 workers / {rival.label}",
+            over=(PRODUCT_2, "cold"),
+            under=(rival.named(2), "cold"),
+            target=2,
+            goal="cold-peers",
         )
         for rival in RIVALS_SHARED
     ),
     *(
         Comparison(
-            name=f"warm, 2 workers / {rival.label}", over=(PRODUCT_2, "warm"), under=(rival.named(2), "warm"), target=10
+            name=f"warm, 2 workers / {rival.label}",
+            over=(PRODUCT_2, "warm"),
+            under=(rival.named(2), "warm"),
+            target=10,
+            goal="warm-peers-2",
         )
         for rival in rivals.CACHING
     ),
     *(
         Comparison(
-            name=f"warm, 0 workers / {rival.label}", over=(PRODUCT, "warm"), under=(rival.named(0), "warm"), target=10
+            name=f"warm, 0 workers / {rival.label}",
+            over=(PRODUCT, "warm"),
+            under=(rival.named(0), "warm"),
+            target=10,
+            goal="warm-peers-0",
         )
         for rival in RIVALS_ALONE
     ),
@@ -108,6 +135,7 @@ COMPARISONS = (
             figure=figure,
             target=1.5,
             at_most=True,
+            goal="first-batch-cold",
         )
         for workers, product in ((0, PRODUCT), (2, PRODUCT_2))
         for figure in ("first batch s from the open data set on", "first batch s")
@@ -119,6 +147,24 @@ COMPARISONS = (
         figure="first batch s",
         target=0.3,
         at_most=True,
+        goal="first-batch-warm",
+    ),
+    *(
+        Comparison(
+            name=f"{figure}, {phase}, 2 workers / {rival.label}",
+            over=(PRODUCT_2, phase),
+            under=(rival.named(2), phase),
+            figure=figure,
+            target=1,
+            at_most=True,
+            goal=goal,
+        )
+        for figure, phase, goal, of in (
+            ("CPU s/GB", "cold", "cpu-cold", RIVALS_SHARED),
+            ("CPU s/GB", "warm", "cpu-warm", rivals.CACHING),
+            ("RSS MB", "warm", "rss", rivals.CACHING),
+        )
+        for rival in of
     ),
 )
 
@@ -129,9 +175,9 @@ NOTES = (
     "Client, daemon and store share the cores of one machine, and the store takes a large part of them.",
     "cold: from the construction of the data set to the last sample, the start of the private daemon included, imports "
     "not. The engine's ceiling writes whole shards to files, with the daemon's range size and number of requests in "
-    "flight (and, for comparison, with 8 of them), and has no samples.",
+    "flight, and has no samples. The scenario fetch-cost has it with fewer requests, too.",
     "warm: the epochs after the first in the same process, together; workers stay alive (persistent_workers) in every "
-    "loader. disk: one more epoch after the cached files were written back and dropped from memory.",
+    "loader. disk: one more epoch after the cached files were written back and dropped from memory, without peers.",
     "first batch: against the time in which the engine alone writes the first window, which is one shard, to a file. "
     "The product's includes the start of its daemon and the opening of the data set, unless the line says otherwise.",
     "pread reads the packed shards' sample ranges in the order of the product's second epoch, one sample at a time "
@@ -162,10 +208,10 @@ class TwoEpochs:
     theme: ClassVar[str] = "two-epochs"
     labels: ClassVar[Sequence[str]] = LABELS
 
-    samples: int = 5120
+    samples: int = 10_240
     sample_bytes: int = 100_000
-    shards: int = 8
-    warm_epochs: int = 3
+    shards: int = 16
+    warm_epochs: int = 2
 
     @contextmanager
     def prepare(self, folder: Path, *, small: bool) -> Iterator[Prepared]:
@@ -212,12 +258,6 @@ class TwoEpochs:
         product = "benchmarks.contestants.cacheloader:CacheloaderLoader"
         return [
             Entry(label=ENGINE, factory="benchmarks.contestants.engine:Engine", task=alone),
-            Entry(
-                label=ENGINE_NARROW,
-                factory="benchmarks.contestants.engine:Engine",
-                options={"concurrency": 8},
-                task=alone,
-            ),
             Entry(
                 label=FIRST_WINDOW,
                 factory="benchmarks.contestants.engine:Engine",

@@ -34,6 +34,7 @@ COMPARISONS = tuple(
         over=(PRODUCT_2, phase),
         under=(stock, phase),
         target=target if stock == STOCK_FILES else None,
+        goal=f"mount-{phase}" if stock == STOCK_FILES else "",
     )
     for stock in (STOCK_FILES, STOCK_TARS)
     for phase, target in (("cold", COLD_TARGET), ("warm", WARM_TARGET))
@@ -65,7 +66,7 @@ class Volume:
     theme: ClassVar[str] = "volume"
     labels: ClassVar[Sequence[str]] = LABELS
 
-    samples: int = 1280
+    samples: int = 960
     sample_bytes: int = 100_000
     shards: int = 4
     latency_s: float = 0.02
@@ -97,7 +98,7 @@ class Volume:
             )
             product = {"loader": "benchmarks.contestants.cacheloader:CacheloaderLoader"}
             stock = "benchmarks.peers.stock:StockLoader"
-            shared = replace(task, num_workers=2)
+            shared = replace(task, num_workers=2, has_disk_epoch=False)
             entries = [
                 Entry(
                     label=label,
