@@ -2,7 +2,10 @@
 
 import sys
 
-from cacheloader_daemon.cli import main
+from cacheloader_daemon.garbage import no_collection
+
+with no_collection():
+    from cacheloader_daemon.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,6 @@ import uvloop
 
 import cacheloader
 from cacheloader.errors import DaemonUnavailable, QuotaTooSmall
-from cacheloader.origin.environment import forget_store_variables
 from cacheloader.origin.slots import TransferSlots
 from cacheloader.origin.transfer import TransferLimits
 from cacheloader.protocol.messages import Welcome
@@ -25,6 +24,7 @@ from cacheloader_daemon.account import Account
 from cacheloader_daemon.datasets import Datasets
 from cacheloader_daemon.disk import DiskThreads
 from cacheloader_daemon.fetch import Fetcher
+from cacheloader_daemon.garbage import no_collection
 from cacheloader_daemon.metrics import MetricsServer, bind_loopback
 from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
@@ -40,7 +40,7 @@ from cacheloader_daemon.server.listener import Admission, bind, inherited_from_s
 from cacheloader_daemon.server.server import Server
 from cacheloader_daemon.server.session import Session
 from cacheloader_daemon.status import MAX_SESSIONS, DaemonStatus, as_json, as_metrics, seen_by
-from cacheloader_daemon.storage import no_collection, open_pool, scrubbing
+from cacheloader_daemon.storage import open_pool, scrubbing
 from cacheloader_daemon.tenants import Tenant, Visitor, tenant_of
 from cacheloader_daemon.watching import Watching
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from cacheloader.fdpass import PeerCredentials
     from cacheloader_daemon.config import DaemonConfig
+    from cacheloader_daemon.index_worker import IndexWorker
     from cacheloader_daemon.server.connection import Connection
     from cacheloader_daemon.store import Pool, Scrubber, Survey
 
@@ -65,11 +66,12 @@ DEGRADED_S = 60.0
 """How long one failure of the disk counts as a sick disk."""
 
 
-def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
+def serve(config: DaemonConfig, *, indexer: IndexWorker, is_ready: Callable[[], None]) -> None:
     """Run a daemon until it is told to leave, or was idle for long enough.
 
     Args:
-        config: How.
+        config: How. What it says of the process holds already, see ``footing``.
+        indexer: Makes the first index; closed when the daemon leaves.
         is_ready: Called once, when clients can connect.
 
     Raises:
@@ -77,11 +79,6 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
         DaemonUnavailable: Another daemon uses it.
         QuotaTooSmall: The cache may not even hold its own index.
     """
-    if config.private:
-        forget_store_variables()
-    _raise_descriptor_limit()
-    config.priority.take()
-    os.umask(0o077)
     with ExitStack() as stack:
         pool = stack.enter_context(open_pool(config))
         scrubber = stack.enter_context(scrubbing(pool, config))
@@ -104,6 +101,7 @@ def serve(config: DaemonConfig, *, is_ready: Callable[[], None]) -> None:
                     scrubber=scrubber,
                     survey=survey,
                     sockets=sockets,
+                    indexer=indexer,
                     last_resort=last_resort,
                 )
                 runner.run(daemon.run(is_ready))
@@ -121,12 +119,6 @@ def _client_rights(config: DaemonConfig) -> ClientRights | None:
         profiles=config.allow_profiles,
         endpoints=frozenset(config.allowed_endpoints),
     )
-
-
-def _raise_descriptor_limit() -> None:
-    """Two descriptors travel with every lease and one belongs to every client; the usual soft limit is 1,024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Sockets:
@@ -161,6 +153,7 @@ class _Daemon:
         scrubber: Scrubber | None,
         survey: Survey,
         sockets: _Sockets,
+        indexer: IndexWorker,
         last_resort: threading.Timer,
     ) -> None:
         self._last_resort = last_resort
@@ -169,6 +162,7 @@ class _Daemon:
         self._scrubber = scrubber
         self._survey = survey
         self._sockets = sockets
+        self._indexer = indexer
         self._account = Account()
         self._message_meters: dict[str, Meter] = {}
         self._watching = Watching()
@@ -183,7 +177,7 @@ class _Daemon:
         notifier = Notifier(os.environ, pid=os.getpid())
         quick = DiskThreads(QUICK_THREADS, name="disk-quick")
         bulk = DiskThreads(BULK_THREADS, name="disk-bulk")
-        self._preparers = preparers = Preparers(self._config.prepare_processes)
+        self._preparers = preparers = Preparers(self._config.prepare_processes, self._indexer)
         metrics = MetricsServer(
             metrics=lambda: as_metrics(self._status()) + self._watching.metrics(),
             is_ready=lambda: not self._stopping.is_set(),

@@ -6,12 +6,15 @@ import argparse
 import json
 import logging
 import os
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cacheloader.errors import CacheloaderError
-from cacheloader_daemon import allocator, logs
+from cacheloader.errors import CacheloaderError, DaemonError
+from cacheloader_daemon import allocator, footing, logs
 from cacheloader_daemon.config import DaemonConfig
+from cacheloader_daemon.garbage import no_collection
+from cacheloader_daemon.index_worker import IndexWorker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,12 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if config.private:
             logs.keep_short()
         allocator.reuse_freed_memory()
-        # numpy would start one thread a core for linear algebra, of which there is none here; likewise in the workers.
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        # Imported late, so that a wrong option is told at once.
-        from cacheloader_daemon.app import serve
+        footing.settle(config)
+        with closing(IndexWorker(0)) as indexer:
+            # Its imports take as long as our own, and another core.
+            with suppress(DaemonError):  # the first index tries again, and tells
+                indexer.start()
+            with no_collection():
+                # Imported late, so that a wrong option is told at once.
+                from cacheloader_daemon.app import serve
 
-        serve(config, is_ready=ready.ready)
+            serve(config, indexer=indexer, is_ready=ready.ready)
     except CacheloaderError as error:
         log.error("%s: %s", type(error).__name__, error.message)  # noqa: TRY400
         ready.failed(error)

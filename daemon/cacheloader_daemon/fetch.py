@@ -14,8 +14,8 @@ from cacheloader.origin.transfer import transfer
 from cacheloader_daemon import pages
 from cacheloader_daemon.arrivals import Arrivals
 from cacheloader_daemon.checksum import ShardChecksum
+from cacheloader_daemon.index_worker import DiskReadFailed
 from cacheloader_daemon.lease import SAMPLE_COUNT_BYTES, ShardLease
-from cacheloader_daemon.prepare import DiskReadFailed
 from cacheloader_daemon.store import DiskTrouble, disk_trouble
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from cacheloader.origin.slots import TransferSlots
     from cacheloader.origin.transfer import TransferLimits
     from cacheloader_daemon.disk import DiskThreads
-    from cacheloader_daemon.prepare import Prepared, Preparers
+    from cacheloader_daemon.index_worker import Prepared
+    from cacheloader_daemon.prepare import Preparers
     from cacheloader_daemon.rates import OriginRates
     from cacheloader_daemon.shards import ShardSource
     from cacheloader_daemon.store import Incoming, Pool, Survey

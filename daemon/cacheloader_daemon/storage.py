@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from cacheloader.errors import CacheUnusable
+from cacheloader_daemon.garbage import no_collection
 from cacheloader_daemon.lock import DirectoryLock
 from cacheloader_daemon.store import Pool, Scrubber, Store
 
@@ -68,17 +68,3 @@ def scrubbing(pool: Pool, config: DaemonConfig) -> Iterator[Scrubber | None]:
         yield scrubber
     finally:
         scrubber.stop()
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No search for garbage while a hundred thousand records are made that all live as long as the daemon.
-
-    It would cost a third of the time, and later ones would look at all of them again.
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()

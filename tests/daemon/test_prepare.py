@@ -7,13 +7,15 @@ import io
 import os
 import signal
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from cacheloader_daemon import prepare
-from cacheloader_daemon.prepare import Prepared, Preparers
+from cacheloader_daemon.index_worker import IndexWorker
+from cacheloader_daemon.prepare import Preparers
 
 from cacheloader.errors import CorruptShard, DatasetError, DeadlineExceeded
 from cacheloader.formats import registry
@@ -23,6 +25,8 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from cacheloader_daemon.index_worker import Prepared
 
 
 def tar_of(num_samples: int, *, payload_bytes: int = 100) -> bytes:
@@ -189,3 +193,22 @@ async def test_closing_ends_every_process(tmp_path: Path, monkeypatch: pytest.Mo
     await preparers.aclose()
     assert not any(is_running(pid) for pid in pids)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_indexer_is_started_by_code_that_imports_neither_asyncio_nor_numpy() -> None:
+    program = "import sys, cacheloader_daemon.cli; print({'asyncio', 'numpy'} & set(sys.modules))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "set()"
+
+
+async def test_an_indexer_that_runs_already_makes_the_first_index_and_ends_with_the_others(tmp_path: Path) -> None:
+    first = IndexWorker(0)
+    first.start()
+    pid = first.pid
+    preparers = Preparers(1, first)
+    try:
+        (await prepared(preparers, tar_of(3), tmp_path / "a")).close()
+        assert preparers.pids == [pid]
+    finally:
+        await preparers.aclose()
+    assert not is_running(pid)
