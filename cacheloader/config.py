@@ -68,8 +68,8 @@ class TransportOptions:
         launch_timeout_s: Longest wait for a private daemon to start, recovery of its cache included; above 0.
         fallback_after_s: How long to wait for a lost daemon before reading straight from the origin; 0 or more.
         idle_timeout_s: A private daemon leaves when nobody was connected for so long; above 0.
-        direct_memory: What the process that reads without a daemon may hold ready in memory beside the shards that are
-            leased, in bytes or as text.
+        direct_memory: What the helper process that reads without a daemon may hold ready in memory beside the shards
+            that are leased, in bytes or as text. The processes of a user on a node share one helper, where they can.
 
     Raises:
         ConfigError: A value, given or from the environment, cannot work.

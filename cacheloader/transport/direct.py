@@ -72,6 +72,10 @@ class DirectWorker:
     def check(self, welcome: Welcome) -> None:
         """Nothing to warn of."""
 
+    def forsake(self) -> bool:
+        """There is no other; the next ``connect`` ends it and starts a new one."""
+        return False
+
     def close(self) -> None:
         """Collect the helper, which leaves when its connection is closed."""
         child, self._child = self._child, None

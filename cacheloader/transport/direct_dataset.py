@@ -15,40 +15,34 @@ from cacheloader.manifest.scan import ScanCounter
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.location import canonical_url
 from cacheloader.origin.open import open_origin
-from cacheloader.origin.slots import TransferSlots, Urgency
 from cacheloader.origin.transfer import TransferLimits, transfer
-from cacheloader.transport.direct_plan import Lookahead
-from cacheloader.transport.direct_shards import ShardInMemory, ShardMemory
+from cacheloader.transport.direct_shards import ShardInMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cacheloader.manifest.record import Manifest
     from cacheloader.origin.base import Bytes, Origin
+    from cacheloader.origin.slots import TransferSlots, Urgency
     from cacheloader.protocol.messages import DatasetSpec
     from cacheloader.transport.direct_manifests import ManifestFolder
 
-SHARDS_AHEAD = 2
-"""Fetched before they are asked for: enough to hide the origin behind the reading of one shard."""
-
 
 class DirectDataset:
-    """One data set of one client.
+    """One data set, for all sessions of a helper process that name it with the same options and credentials.
 
     Args:
         manifest: Its shards.
         origin: Where they lie.
-        memory_bytes: What may be held ready beside the shards that are leased.
+        slots: The budget of requests that all data sets of the process share.
     """
 
-    def __init__(self, manifest: Manifest, origin: Origin, *, memory_bytes: int) -> None:
+    def __init__(self, manifest: Manifest, origin: Origin, *, slots: TransferSlots) -> None:
         self.manifest = manifest
         self._origin = origin
         self._format = registry.named(manifest.format)
-        self._slots = TransferSlots()
+        self._slots = slots
         self._limits = TransferLimits()
-        self._lookahead: Lookahead | None = None
-        self._memory = ShardMemory(self._fetch, sizes_bytes=manifest.size_bytes.tolist(), budget_bytes=memory_bytes)
 
     @classmethod
     async def open(
@@ -57,7 +51,7 @@ class DirectDataset:
         *,
         digest: str,
         manifests: ManifestFolder,
-        memory_bytes: int,
+        slots: TransferSlots,
         progress: Callable[[str, int, int], None],
     ) -> DirectDataset:
         """Resolve ``spec``, unless the manifest called ``digest`` is already known.
@@ -81,48 +75,22 @@ class DirectDataset:
                 "shards were added, removed or changed since"
             )
         await asyncio.to_thread(manifests.save, manifest)
-        return cls(manifest, origin, memory_bytes=memory_bytes)
+        return cls(manifest, origin, slots=slots)
 
-    def follow(self, block: bytes, *, num_accesses: int, clock: int) -> None:
-        """Take the coming accesses, as they travel, and fetch the first of them.
+    def size_bytes(self, shard: int) -> int:
+        """Length of shard number ``shard``."""
+        return int(self.manifest.size_bytes[shard])
 
-        Raises:
-            ProtocolError: They do not fit the data set.
-        """
-        self._lookahead = Lookahead.from_block(
-            block, num_accesses=num_accesses, clock=clock, num_shards=len(self.manifest)
-        )
-        self._look_ahead()
+    async def aclose(self) -> None:
+        """Close the connections to the store."""
+        await self._origin.aclose()
 
-    def advance(self, clock: int) -> None:
-        """The client has finished with every row before ``clock``."""
-        if self._lookahead is not None:
-            self._lookahead.advance(clock)
-            self._look_ahead()
-
-    async def acquire(self, shard: int) -> tuple[ShardInMemory, bool]:
-        """A shard, leased until ``release``, and whether it was in memory already.
+    async def fetch(self, shard: int, urgency: Urgency) -> ShardInMemory:
+        """Bring shard number ``shard`` into memory.
 
         Raises:
-            ProtocolError: There is no such shard.
             OriginError, DatasetError: It cannot be had.
         """
-        if not 0 <= shard < len(self.manifest):
-            raise ProtocolError(f"shard {shard} of a data set of {len(self.manifest)} shards")
-        leased = await self._memory.acquire(shard)
-        self._look_ahead()
-        return leased
-
-    def release(self, shard: int) -> None:
-        """The client gives back one lease of a shard."""
-        self._memory.release(shard)
-        self._look_ahead()
-
-    def _look_ahead(self) -> None:
-        if self._lookahead is not None:
-            self._memory.prepare(self._lookahead.soon(SHARDS_AHEAD, skip=self._memory.is_leased))
-
-    async def _fetch(self, shard: int, urgency: Urgency) -> ShardInMemory:
         info = ObjectInfo(
             uri=self.manifest.uri(shard),
             size_bytes=int(self.manifest.size_bytes[shard]),

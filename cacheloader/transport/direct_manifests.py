@@ -1,7 +1,7 @@
 """Manifests kept in files between helper processes, which have no other memory.
 
-Each worker of a DataLoader starts a helper of its own, and all read the data set that the first one resolved: without
-this each would list it, and where nobody wrote down sample counts read all of it, again.
+A helper leaves with its clients, and the next one reads the data set that it resolved: without this each would list it,
+and where nobody wrote down sample counts read all of it, again.
 """
 
 from __future__ import annotations
@@ -28,22 +28,27 @@ class ManifestFolder:
     Args:
         folder: Made when it is first needed; that it cannot be written costs time, and is no error.
         given: A manifest that the client has sent along, ``None`` if it knows none.
+        handed_over: Another folder, in which clients leave manifests that they know; nothing is kept there.
     """
 
-    def __init__(self, folder: Path, *, given: Manifest | None = None) -> None:
+    def __init__(self, folder: Path, *, given: Manifest | None = None, handed_over: Path | None = None) -> None:
         self._folder = folder
         self._given = given
+        self._folders = (folder,) if handed_over is None else (handed_over, folder)
 
     def load(self, digest: str) -> Manifest | None:
         """The manifest called ``digest``, ``None`` if there is none or the file is damaged."""
         if self._given is not None and self._given.digest == digest:
             return self._given
-        try:
-            with (self._folder / digest).open("rb") as file:
-                manifest = Manifest.from_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError, ProtocolError):
-            return None
-        return manifest if manifest.digest == digest else None
+        for folder in self._folders:
+            try:
+                with (folder / digest).open("rb") as file:
+                    manifest = Manifest.from_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            except (OSError, ValueError, ProtocolError):
+                continue
+            if manifest.digest == digest:
+                return manifest
+        return None
 
     def save(self, manifest: Manifest) -> None:
         """Keep ``manifest``; those used longest ago make room."""

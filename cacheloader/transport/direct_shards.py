@@ -6,13 +6,15 @@ import asyncio
 import os
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cacheloader.errors import CacheloaderError
 from cacheloader.origin.slots import Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Hashable, Iterable
+
+_Key = TypeVar("_Key", bound="Hashable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class ShardInMemory:
         os.close(self.index_fd)
 
 
-class ShardMemory:
+class ShardMemory(Generic[_Key]):
     """Fetches each shard once, however many wait for it, and keeps what fits.
 
     A leased shard takes memory whether it is kept here or not, so it does not count against the budget. What is not
@@ -45,44 +47,44 @@ class ShardMemory:
 
     Args:
         fetch: Brings a shard; its urgency is raised when somebody begins to wait for it.
-        sizes_bytes: Length of each shard.
+        size_bytes_of: Length of a shard.
         budget_bytes: What the shards that are not leased may take, fetches ahead of need included and their indexes,
             which are small, not.
     """
 
     def __init__(
         self,
-        fetch: Callable[[int, Urgency], Awaitable[ShardInMemory]],
+        fetch: Callable[[_Key, Urgency], Awaitable[ShardInMemory]],
         *,
-        sizes_bytes: Sequence[int],
+        size_bytes_of: Callable[[_Key], int],
         budget_bytes: int,
     ) -> None:
         self._fetch = fetch
-        self._sizes_bytes = sizes_bytes
+        self._size_bytes_of = size_bytes_of
         self._budget_bytes = budget_bytes
-        self._held: OrderedDict[int, ShardInMemory] = OrderedDict()  # least recently used first
-        self._leases: Counter[int] = Counter()
-        self._fetches: dict[int, tuple[asyncio.Task[ShardInMemory], Urgency]] = {}
-        self._soon: tuple[int, ...] = ()
+        self._held: OrderedDict[_Key, ShardInMemory] = OrderedDict()  # least recently used first
+        self._leases: Counter[_Key] = Counter()
+        self._fetches: dict[_Key, tuple[asyncio.Task[ShardInMemory], Urgency]] = {}
+        self._soon: tuple[_Key, ...] = ()
 
     @property
     def idle_bytes(self) -> int:
         """What counts against the budget: shards that nobody has leased, and fetches that nobody waits for."""
         held = sum(data.size_bytes for shard, data in self._held.items() if not self._leases[shard])
         fetching = sum(
-            self._sizes_bytes[shard] for shard, (_, urgency) in self._fetches.items() if not urgency.demanded
+            self._size_bytes_of(shard) for shard, (_, urgency) in self._fetches.items() if not urgency.demanded
         )
         return held + fetching
 
-    def __contains__(self, shard: int) -> bool:
+    def __contains__(self, shard: _Key) -> bool:
         """Whether the shard is here or on its way."""
         return shard in self._held or shard in self._fetches
 
-    def is_leased(self, shard: int) -> bool:
+    def is_leased(self, shard: _Key) -> bool:
         """Whether somebody holds a lease of the shard, or waits for one."""
         return self._leases[shard] > 0
 
-    async def acquire(self, shard: int) -> tuple[ShardInMemory, bool]:
+    async def acquire(self, shard: _Key) -> tuple[ShardInMemory, bool]:
         """A shard, leased until ``release``.
 
         Returns:
@@ -103,22 +105,32 @@ class ShardMemory:
         self._held.move_to_end(shard)
         return self._held[shard], was_here
 
-    def release(self, shard: int) -> None:
+    def release(self, shard: _Key) -> None:
         """Give back one lease of a shard; one too many does nothing."""
         if self._leases[shard] > 0:
             self._leases[shard] -= 1
+            if not self._leases[shard]:
+                del self._leases[shard]
             self._trim(0)
 
-    def prepare(self, soon: Iterable[int]) -> None:
-        """Fetch ahead, in the order of need, as much of ``soon`` as fits into the budget."""
+    def prepare(self, soon: Iterable[_Key]) -> None:
+        """Fetch ahead, in the order of need, as much of ``soon`` as fits into the budget, and nothing else any more."""
         self._soon = tuple(soon)
+        self._end_unwanted()
         for shard in self._soon:
             if shard in self:
                 continue
-            self._trim(self._sizes_bytes[shard])
-            if self.idle_bytes + self._sizes_bytes[shard] > self._budget_bytes:
+            self._trim(self._size_bytes_of(shard))
+            if self.idle_bytes + self._size_bytes_of(shard) > self._budget_bytes:
                 return
             self._start(shard, demanded=False)
+
+    def drop(self, unwanted: Callable[[_Key], bool]) -> None:
+        """Forget what nobody will ask for again; what is leased stays until it is released."""
+        self._soon = tuple(shard for shard in self._soon if not unwanted(shard))
+        self._end_unwanted()
+        for shard in [shard for shard in self._held if unwanted(shard) and not self._leases[shard]]:
+            self._held.pop(shard).close()
 
     async def aclose(self) -> None:
         """End all fetches and close all files."""
@@ -129,7 +141,7 @@ class ShardMemory:
         while self._held:
             self._held.popitem()[1].close()
 
-    def _start(self, shard: int, *, demanded: bool) -> asyncio.Task[ShardInMemory]:
+    def _start(self, shard: _Key, *, demanded: bool) -> asyncio.Task[ShardInMemory]:
         if shard not in self._fetches:
             urgency = Urgency(demanded=demanded)
             task = asyncio.create_task(self._bring(shard, urgency))
@@ -139,11 +151,20 @@ class ShardMemory:
         urgency.demanded = urgency.demanded or demanded
         return task
 
-    async def _bring(self, shard: int, urgency: Urgency) -> ShardInMemory:
+    def _end_unwanted(self) -> None:
+        """End the fetches that nobody waits for and nobody will need soon: a store may be silent for minutes."""
+        for shard, (task, _) in list(self._fetches.items()):
+            if not self._leases[shard] and shard not in self._soon:
+                # Not left for the task to do: who asks for the shard before it has ended starts another fetch.
+                del self._fetches[shard]
+                task.cancel()
+
+    async def _bring(self, shard: _Key, urgency: Urgency) -> ShardInMemory:
         try:
             data = await self._fetch(shard, urgency)
         finally:
-            del self._fetches[shard]
+            if shard in self._fetches and self._fetches[shard][0] is asyncio.current_task():
+                del self._fetches[shard]
         self._held[shard] = data
         self._trim(0)
         return data

@@ -7,7 +7,6 @@ The daemon itself holds ``daemon.lock`` for its life, so that there is never a s
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from cacheloader.errors import CacheUnusable, DaemonError, DaemonUnavailable, De
 from cacheloader.quantity import format_size
 from cacheloader.transport import process
 from cacheloader.transport.endpoint import connect, pause_s, takes_no_connection
+from cacheloader.transport.launch_lock import LONGEST_BACKOFF, take_lock
 
 if TYPE_CHECKING:
     import socket
@@ -37,7 +37,6 @@ DAEMON_LOCK_NAME = "daemon.lock"
 
 _LOG_TAIL_BYTES = 1500
 _NEWS_BYTES = 65536
-_LOCK_BACKOFF = 2
 _HELD_PAUSE_S = 2.0
 
 _logger = logging.getLogger(__name__)
@@ -113,6 +112,10 @@ class PrivateDaemon:
                 self._options.idle_timeout_s,
             )
 
+    def forsake(self) -> bool:
+        """There is no other, as long as it holds its directory."""
+        return False
+
     def close(self) -> None:
         """Nothing to let go of: the daemon serves others too, and leaves when nobody needs it."""
 
@@ -136,7 +139,7 @@ class PrivateDaemon:
         """A connection to the daemon that holds the directory, if it begins to listen before the deadline."""
         attempt = 0
         while (sock := self._find(deadline)) is None and time.monotonic() < deadline:
-            time.sleep(pause_s(min(attempt, _LOCK_BACKOFF)))
+            time.sleep(pause_s(min(attempt, LONGEST_BACKOFF)))
             attempt += 1
         return sock
 
@@ -207,33 +210,13 @@ class PrivateDaemon:
     def _launch_lock(self, deadline: float) -> Iterator[None]:
         path = self._options.directory / LAUNCH_LOCK_NAME
         try:
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = take_lock(path, deadline=deadline)
         except OSError as error:
             raise _unusable(self._options.directory, error) from error
         try:
-            _lock(lock, path, deadline)
             yield
         finally:
             os.close(lock)
-
-
-def _lock(lock: int, path: Path, deadline: float) -> None:
-    attempt = 0
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() >= deadline:
-                raise DeadlineExceeded(
-                    f"another process holds {path} and its daemon does not get ready; `fuser {path}` names it"
-                ) from error
-            # flock knows no deadline of its own.
-            time.sleep(pause_s(min(attempt, _LOCK_BACKOFF)))
-            attempt += 1
-        except OSError as error:
-            raise CacheUnusable(f"{path} cannot be locked ({error.strerror}); {_WAY_OUT}") from error
-        else:
-            return
 
 
 def _make_directory(directory: Path) -> None:

@@ -74,6 +74,10 @@ class Endpoint(Protocol):
         """Look at what the peer said of itself, and warn of what the user would want to know."""
         ...
 
+    def forsake(self) -> bool:
+        """The peer of the last connection hangs: whether the next ``connect`` leads to another one."""
+        ...
+
     def close(self) -> None:
         """Let go of what ``connect`` started, where it lives for this session alone."""
         ...
@@ -115,6 +119,10 @@ class SharedDaemon:
 
     def check(self, welcome: Welcome) -> None:
         """Nothing to warn of: its settings are its administrator's."""
+
+    def forsake(self) -> bool:
+        """There is no other."""
+        return False
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from cacheloader.config import NO_DAEMON
 from cacheloader.transport.daemon import DaemonTransport
-from cacheloader.transport.direct import DirectWorker
 from cacheloader.transport.embedded import PrivateDaemon
 from cacheloader.transport.endpoint import SharedDaemon
+from cacheloader.transport.helper import SharedHelper
 from cacheloader.transport.resilient import Route
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def open_transport(options: TransportOptions) -> DaemonTransport:
 
 def _route(options: TransportOptions) -> Route:
     if options.daemon == NO_DAEMON:
-        return Route(home=DirectWorker(options), substitute=None, options=options)
+        return Route(home=SharedHelper(options), substitute=None, options=options)
     home: Endpoint
     if options.socket_path is not None:
         home = SharedDaemon(options.socket_path, patience_s=options.fallback_after_s)
     else:
         home = PrivateDaemon(options)
-    return Route(home=home, substitute=DirectWorker(options), options=options)
+    return Route(home=home, substitute=SharedHelper(options), options=options)

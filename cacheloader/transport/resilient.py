@@ -3,7 +3,7 @@
 *Home* is the daemon that the user asked for. When its connection breaks, the session connects again, with a jittered
 pause between attempts, for as long as the home endpoint is patient; a private daemon is started again by that. If it
 does not come back, or breaks again and again, or hangs, the session goes *away*: it reads through the substitute, a
-helper process of its own that needs no daemon, in the same order and at the cost of reading the origin again. From
+helper process that needs no daemon, in the same order and at the cost of reading the origin again. From
 there it looks for home now and then when a shard is asked for (see ``homecoming``) and moves back once its data set is
 open there; then it tells the daemon for how long it was missed.
 
@@ -150,6 +150,9 @@ class Route:
         if self._link is not None:
             self._link.end = self._link.end or error.message
             self._link.close()
+        endpoint = self._substitute if self._is_away else self._home
+        if isinstance(error, PeerSilent) and endpoint is not None:
+            endpoint.forsake()
 
     def close(self) -> None:
         """Close all connections and end what was started for this session alone; again does nothing."""
@@ -221,8 +224,11 @@ class Route:
                     if not self._homecoming.owns(link):
                         link.close()
                     raise
-            except PeerSilent:
-                raise
+            except PeerSilent as error:
+                if not endpoint.forsake():
+                    raise
+                _logger.warning("%s", error.message)
+                continue
             except PeerGone:
                 if time.monotonic() + (pause := pause_s(attempt)) >= until:
                     raise
@@ -254,9 +260,9 @@ class Route:
         hello_s = self._options.hello_timeout_s
         # A daemon that is still starting keeps a queue of connections and answers them late.
         wait_s = patience_s if manifest is not None and not endpoint.launch_s else max(patience_s, hello_s)
+        sock = endpoint.connect(deadline=time.monotonic() + (endpoint.launch_s or max(wait_s, 0.0)), manifest=manifest)
         if endpoint.greets_late:
             wait_s = endpoint.launch_s
-        sock = endpoint.connect(deadline=time.monotonic() + (endpoint.launch_s or max(wait_s, 0.0)), manifest=manifest)
         link = Link(sock, peer=endpoint.name, silence_s=hello_s)
         try:
             endpoint.check(link.hello(deadline=time.monotonic() + max(wait_s, _LEAST_WAIT_S)))

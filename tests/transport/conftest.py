@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cacheloader.config import TransportOptions
+from cacheloader.transport import helper
 from tests.transport.scripted_peer import ScriptedPeer
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ def _no_user_settings(monkeypatch, tmp_path):
     for name in ("CACHELOADER_DAEMON", "CACHELOADER_CACHE_DIR", "CACHELOADER_CACHE_SIZE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(helper, "IDLE_S", 0.5)  # what a test has started does not outlive it for long
 
 
 @pytest.fixture

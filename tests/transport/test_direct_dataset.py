@@ -8,6 +8,7 @@ import pytest
 
 from cacheloader.errors import StateMismatch
 from cacheloader.manifest.record import Manifest
+from cacheloader.origin.slots import TransferSlots
 from cacheloader.protocol.messages import DatasetSpec
 from cacheloader.transport.direct_dataset import DirectDataset
 from cacheloader.transport.direct_manifests import ManifestFolder
@@ -22,7 +23,7 @@ async def opened(folder: Path, manifests: ManifestFolder, *, digest: str, stages
         DatasetSpec(urls=[f"{folder}/"]),
         digest=digest,
         manifests=manifests,
-        memory_bytes=1,
+        slots=TransferSlots(),
         progress=lambda stage, _done, _total: stages.append(stage),
     )
     return dataset.manifest

@@ -48,7 +48,7 @@ def origin() -> Origin:
 
 @pytest.fixture
 async def memory(origin):
-    memory = ShardMemory(origin.fetch, sizes_bytes=[SIZE] * 10, budget_bytes=3 * SIZE)
+    memory = ShardMemory(origin.fetch, size_bytes_of=lambda _: SIZE, budget_bytes=3 * SIZE)
     yield memory
     await memory.aclose()
 
@@ -151,8 +151,31 @@ async def test_cancelled_wait_leaves_no_lease_and_the_fetch_goes_on(origin, memo
     assert memory.idle_bytes == SIZE
 
 
+async def test_a_fetch_that_nobody_wants_any_more_ends_and_its_shard_can_be_asked_for_again(origin, memory):
+    origin.gates[5] = asyncio.Event()
+    memory.prepare([5])
+    await until(lambda: bool(origin.fetched))
+    memory.prepare([6])
+    wait = asyncio.create_task(memory.acquire(5))  # before the first fetch has noticed its end
+    assert memory.idle_bytes == SIZE
+    await until(lambda: origin.fetched == [5, 6, 5])
+    origin.gates[5].set()
+    data, _ = await wait
+    assert os.pread(data.data_fd, 1, 0) == b"\5"
+
+
+async def test_a_fetch_that_somebody_waits_for_goes_on_whatever_is_needed_soon(origin, memory):
+    origin.gates[5] = asyncio.Event()
+    wait = asyncio.create_task(memory.acquire(5))
+    await until(lambda: bool(origin.fetched))
+    memory.prepare([6])
+    origin.gates[5].set()
+    await wait
+    assert origin.fetched == [5, 6]
+
+
 async def test_shard_larger_than_the_budget_is_still_lent(origin):
-    memory = ShardMemory(origin.fetch, sizes_bytes=[SIZE] * 2, budget_bytes=SIZE // 2)
+    memory = ShardMemory(origin.fetch, size_bytes_of=lambda _: SIZE, budget_bytes=SIZE // 2)
     memory.prepare([0])
     assert origin.fetched == []
     data, _ = await memory.acquire(0)

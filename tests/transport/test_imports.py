@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 CLIENT = [
-    "base", "control", "daemon", "direct", "embedded", "endpoint", "inheritance", "lease", "leasing", "link",
-    "open", "opening", "process", "resilient", "statistics",
+    "base", "control", "daemon", "direct", "embedded", "endpoint", "helper", "inheritance", "launch_lock", "lease",
+    "leasing", "link", "open", "opening", "process", "resilient", "runtime_folder", "statistics",
 ]  # fmt: skip
 HEAVY = {"torch", "obstore", "fsspec", "s3fs", "aiobotocore", "aiohttp", "aiofiles", "asyncio", "uvloop", "lmdb"}
 
