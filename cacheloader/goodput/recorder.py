@@ -22,7 +22,7 @@ from cacheloader.goodput.events import FORMAT_VERSION
 from cacheloader.lines import LineFile, heading, json_line, num_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from cacheloader.goodput.run import Run
@@ -48,17 +48,26 @@ class Recorder:
         rank: This process.
         world_size: Ranks of the attempt.
         segment_bytes: Size at which a file is sealed and the next begun.
+        sealed: Called with the name of each file that has been sealed; must not wait.
 
     Raises:
         ConfigError: The folder cannot be written.
     """
 
     def __init__(
-        self, folder: Path, *, attempt: str, rank: int, world_size: int, segment_bytes: int = SEGMENT_BYTES
+        self,
+        folder: Path,
+        *,
+        attempt: str,
+        rank: int,
+        world_size: int,
+        segment_bytes: int = SEGMENT_BYTES,
+        sealed: Callable[[str], None] | None = None,
     ) -> None:
         self._folder = folder
         self._stem = stem(attempt, rank)
         self._segment_bytes = segment_bytes
+        self._sealed = sealed
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._has_failed = False
@@ -136,6 +145,8 @@ class Recorder:
         full.sync()
         self._file = None
         full.close()
+        if self._sealed is not None:
+            self._sealed(self.path.name)
         self._segment += 1
         self._file = LineFile(self.path)
 

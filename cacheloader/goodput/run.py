@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from cacheloader import world
 from cacheloader.goodput import recorder as recording
+from cacheloader.goodput.archive import TIMEOUT_S, Archive
 from cacheloader.goodput.recorder import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from types import TracebackType
 
     from cacheloader.goodput.hooks import Hook
@@ -50,6 +51,10 @@ class Run:
         measure: Whether collectives and the device's idle time are measured, where torch is in use.
         meter: What measures them; by default a ``measuring.Meter``.
         hooks: Other places to send numbers to, on rank 0: ``goodput.hooks``.
+        archive: URL (fsspec) to which a process beside each rank copies its event files: full ones while it trains, the
+            last ones at its end, or when it was killed. ``cacheloader goodput URL`` reads them.
+        storage_options: What fsspec's file system of ``archive`` takes, plain values.
+        archive_timeout_s: How long the end of the run may wait for the last copies.
     """
 
     def __init__(
@@ -66,6 +71,9 @@ class Run:
         measure: bool = True,
         meter: Meter | None = None,
         hooks: Iterable[Hook] = (),
+        archive: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        archive_timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.folder = Path(folder)
         self.every_batch = every_batch
@@ -77,6 +85,8 @@ class Run:
         self._meter = meter
         self._measures = measure
         self._hooks = tuple(hooks)
+        self._archive_options = (archive, storage_options or {}, archive_timeout_s)
+        self._archive: Archive | None = None
         self.last_step = 0
         """The step that was completed last."""
         self.is_saving = False
@@ -97,7 +107,10 @@ class Run:
         here = world.detect(rank=rank, world_size=world_size)
         attempt = self._attempt or world.attempt_name(here)
         is_first = all(path.name.startswith(f"events-{attempt}-") for path in self.folder.glob("events-*.jsonl"))
-        self.recorder = Recorder(self.folder, attempt=attempt, rank=here.rank, world_size=here.world_size)
+        self.recorder = Recorder(
+            self.folder, attempt=attempt, rank=here.rank, world_size=here.world_size, sealed=self._sealed
+        )
+        self._start_archive()
         if here.rank == 0 and is_first:
             self.recorder.emit("run.start", n_devices=self._n_devices)
         self.recorder.emit("attempt.start", launcher=self._launcher, process_start_ns=_process_start_ns())
@@ -133,6 +146,8 @@ class Run:
         self.recorder.close()
         for hook in self._hooks:
             hook.finish()
+        if self._archive is not None:
+            self._archive.close()
 
     @property
     def meter(self) -> Any:
@@ -245,6 +260,19 @@ class Run:
     def committed(self, step: int) -> None:
         """Steps up to ``step`` are safe; ``recorder.ckpt_commit`` calls this, in any thread."""
         self._committed = max(self._committed, step)
+
+    def _start_archive(self) -> None:
+        url, options, timeout_s = self._archive_options
+        if url is not None:
+            to = self.recorder
+            self._archive = Archive(
+                url, storage_options=options, folder=self.folder, attempt=to.attempt, rank=to.rank,
+                world_size=to.world_size, timeout_s=timeout_s,
+            )  # fmt: skip
+
+    def _sealed(self, name: str) -> None:
+        if self._archive is not None:
+            self._archive.sealed(name)
 
     def _start_hooks(self) -> None:
         from cacheloader.goodput.export.batched import Started
