@@ -1,6 +1,9 @@
 # Everything runs in .venv, which the first target that needs it creates; nothing outside this folder is touched.
 PYTHON ?= python3
 BIN := .venv/bin
+# Of `make bench`: what to measure (hour or all), and the minutes after which no further round is begun.
+PROFILE ?= hour
+MINUTES ?= 60
 
 .PHONY: demo test check lint types imports bench clean
 
@@ -25,7 +28,7 @@ imports: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --group bench
 	$(BIN)/python -m benchmarks.peers.environments
-	$(BIN)/python -m benchmarks --scenario all
+	$(BIN)/python -m benchmarks --profile $(PROFILE) --budget $(MINUTES)
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -28,10 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 1 if the product or a ceiling failed (a peer may: the report says so), 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _leave)
-    settings = Settings(
+    work = options.work or ROOT / ".bench"
+    work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="compiled-", dir=work, ignore_cleanup_errors=True) as compiled:
+        return _run(options, _settings(options, work=work, compiled=Path(compiled)))
+
+
+def _settings(options: argparse.Namespace, *, work: Path, compiled: Path) -> Settings:
+    return Settings(
         machine=options.machine,
         output=options.output,
-        work=options.work or ROOT / ".bench",
+        work=work,
         repeats=options.repeats,
         small=options.small,
         only=options.only or (),
@@ -39,7 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         calm_timeout_s=options.calm_timeout,
         noisy_retries=options.noisy_retries,
         say=_say,
+        compiled=compiled,
     )
+
+
+def _run(options: argparse.Namespace, settings: Settings) -> int:
     if options.profile is None:
         try:
             return _status(run_scenario(SCENARIOS[options.scenario], settings), options.scenario)

@@ -51,8 +51,7 @@ SCENARIOS = {
         Part(theme="small-samples", module="benchmarks.scenarios.small_samples", prepare_s=30, round_s=55),
         Part(theme="decode", module="benchmarks.scenarios.decode", prepare_s=50, round_s=60),
         Part(theme="stall", module="benchmarks.scenarios.stall", prepare_s=40, round_s=65),
-        # Bytes, which it is about, do not vary.
-        Part(theme="sharing", module="benchmarks.scenarios.sharing", prepare_s=30, round_s=85, most_rounds=3),
+        Part(theme="sharing", module="benchmarks.scenarios.sharing", prepare_s=30, round_s=75),
         Part(theme="volume", module="benchmarks.scenarios.volume", prepare_s=15, round_s=50),
         Part(theme="fetch-cost", module="benchmarks.scenarios.fetch_cost", prepare_s=25, round_s=25),
         Part(theme="node", module="benchmarks.scenarios.node", prepare_s=15, round_s=35),
@@ -66,7 +65,7 @@ SCENARIOS = {
 PROGRAMS = {
     part.theme: part
     for part in (
-        Part(theme="scale", module="benchmarks.scale", prepare_s=150),
+        Part(theme="scale", module="benchmarks.scale", prepare_s=20),
         Part(theme="pressure-bytes", module="benchmarks.pressure", prepare_s=150, arguments=("--only", "bytes")),
         Part(theme="pressure-stalls", module="benchmarks.pressure", prepare_s=700, arguments=("--only", "stalls")),
         Part(theme="hedging", module="benchmarks.hedging", prepare_s=250),

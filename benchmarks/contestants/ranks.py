@@ -8,8 +8,13 @@ import multiprocessing
 import os
 import queue
 import socket
+import time
+import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.harness.child import failure_of
+from benchmarks.harness.measurement import Failure
 
 if TYPE_CHECKING:
     from benchmarks.harness.contestant import Loader, Task
@@ -17,7 +22,9 @@ if TYPE_CHECKING:
     from benchmarks.harness.meter import Meter
 
 _TIMEOUT_S = 100.0
-"""Of one answer; below the runner's own limit, so that the message tells which rank is late."""
+
+
+_LOOK_S = 1.0
 
 
 class Ranks:
@@ -27,12 +34,16 @@ class Ranks:
         loader: ``"module:callable"`` that makes it; it learns its rank from ``RANK`` and ``WORLD_SIZE``.
         ranks: How many.
         options: Keyword arguments of the loader.
+        timeout_s: Of an epoch; below the runner's own limit, so that the message tells how the ranks stand.
     """
 
     is_one_job = True
     """Whether they share an epoch, each its part of it."""
 
-    def __init__(self, *, loader: str, ranks: int, options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, *, loader: str, ranks: int, options: dict[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        self._timeout_s = timeout_s
         self._name = loader
         self._ranks = ranks
         self._options = options or {}
@@ -51,7 +62,7 @@ class Ranks:
             port = free.getsockname()[1]
         self._processes = [
             spawn.Process(
-                target=_rank,
+                target=_told,
                 args=(
                     rank,
                     self._ranks,
@@ -96,13 +107,23 @@ class Ranks:
             go.put(what)
 
     def _answers(self) -> list[Any]:
-        found = []
+        found: list[Any] = []
+        deadline = time.monotonic() + self._timeout_s
         while len(found) < self._ranks:
             try:
-                found.append(self._said.get(timeout=_TIMEOUT_S))
+                answer = self._said.get(timeout=_LOOK_S)
             except queue.Empty:
                 states = [process.exitcode for process in self._processes]
-                raise RuntimeError(f"a rank said nothing for {_TIMEOUT_S:.0f} s; exit codes: {states}") from None
+                if any(states):
+                    raise RuntimeError(f"a rank ended; exit codes: {states}") from None
+                if time.monotonic() > deadline:
+                    raise RuntimeError(
+                        f"a rank said nothing for {self._timeout_s:.0f} s; exit codes: {states}"
+                    ) from None
+                continue
+            if isinstance(answer, Failure):
+                raise RuntimeError(f"a rank failed: {answer}")  # noqa: TRY004  (its news, not its type)
+            found.append(answer)
         return found
 
 
@@ -129,9 +150,21 @@ class Jobs(Ranks):
         return self._options | ({"seed": 17 + rank} if self._is_seeded else {})
 
 
+def _told(rank: int, ranks: int, port: int, name: str, options: dict[str, Any], task: Task, go: Any, said: Any) -> None:
+    try:
+        _rank(rank, ranks, port, name, options, task, go, said)
+    except Exception as error:
+        traceback.print_exc()
+        said.put(failure_of(error))
+        raise
+
+
 def _rank(rank: int, ranks: int, port: int, name: str, options: dict[str, Any], task: Task, go: Any, said: Any) -> None:
     from benchmarks.harness.meter import PhaseClock
 
+    # This process was spawned, and would hand that down to the loaders' workers; under torchrun they begin as the
+    # platform has it.
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     if port:
         # As torchrun and the training script do it; some peers look at the one, some at the other.
         os.environ |= {
@@ -144,13 +177,13 @@ def _rank(rank: int, ranks: int, port: int, name: str, options: dict[str, Any], 
         }
         import torch.distributed
 
-        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=_TIMEOUT_S))
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(seconds=10 * _TIMEOUT_S))
     module, _, attribute = name.partition(":")
     loader: Loader = getattr(import_module(module), attribute)(**options)
     loader.prepare(task)
     said.put(None)
     batches = None
-    while (what := go.get(timeout=_TIMEOUT_S)) != "end":
+    while (what := go.get(timeout=10 * _TIMEOUT_S)) != "end":
         if batches is None:
             batches = loader.open(task, PhaseClock())
         if what == "epoch":

@@ -74,6 +74,7 @@ class Runner:
         calm_timeout_s: How long to wait before each run until the rest of the machine is calm.
         noisy_retries: How often to repeat a run during which others used more than ``NOISY_CORES``; the last counts.
         say: Where progress goes.
+        compiled: Where compiled modules are kept, for other runners too; below ``folder`` and removed if not given.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class Runner:
         calm_timeout_s: float = 20.0,
         noisy_retries: int = 0,
         say: Callable[[str], None] = print,
+        compiled: Path | None = None,
     ) -> None:
         self._folder = folder
+        self._compiled = compiled or folder / _COMPILED
         self._before_each = before_each
         self._timeout_s = timeout_s
         self._calm_timeout_s = calm_timeout_s
@@ -172,7 +175,7 @@ class Runner:
         code = os.pathsep.join([str(ROOT), str(ROOT / "daemon")])
         environment |= {"PYTHONPATH": code, "HOME": str(home), "TMPDIR": str(home)}
         # As installed, where modules lie there compiled: else each start of a daemon would compile its own.
-        environment |= {"PYTHONPYCACHEPREFIX": str(self._folder / _COMPILED)}
+        environment |= {"PYTHONPYCACHEPREFIX": str(self._compiled)}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from benchmarks.harness.meter import PhaseClock
 
 CHUNK_BYTES = "64MB"
+LARGE_BYTES = 64 << 10
+"""Mean sample from which the library decodes in smaller blocks."""
 
 
 class LitdataLoader(KeyedBatches):
@@ -28,6 +30,10 @@ class LitdataLoader(KeyedBatches):
     """
 
     is_cached = True
+
+    def __init__(self, *, decode: bool = False) -> None:
+        super().__init__(decode=decode)
+        self._blocks: dict[str, Any] = {}
 
     def prepare(self, task: Task) -> None:
         """Import, and let its engine speak plain HTTP, which it refuses by default."""
@@ -51,7 +57,12 @@ class LitdataLoader(KeyedBatches):
 
             more = {}
         origin = task.origin()
+        # Large samples are decoded in blocks of fewer than are shuffled together, and where two workers share a chunk,
+        # each block reads the whole chunk again: the two sizes go together.
+        if task.expected.size_bytes >= LARGE_BYTES * task.expected.samples:
+            self._blocks = {"batch_decode": task.batch_size, "item_shuffle_window": task.batch_size}
         dataset = StreamingDataset(
+            **self._blocks,
             transform=transform,
             input_dir=Dir(
                 path=str(Path(task.folder, "cache")), url=f"s3://{origin.bucket}/{origin.prefix.rstrip('/')}"
@@ -82,6 +93,7 @@ class LitdataLoader(KeyedBatches):
             "loader": "StreamingDataLoader(StreamingDataset(shuffle=True)), chunks of 64 MB, no compression",
             "cache": "its default limit, never reached",
             "engine": "obstore, told to allow http",
+            "blocks": self._blocks or "its defaults",
             "workers": f"{self._workers}, persistent",
         }
 
