@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from cacheloader.origin.hedge import HedgeStatistics
 
 
+ALONE_S = 2.0
+"""How long a host serves the transfer that found it idle before others ahead of time join in. By then a shard of 64 MiB
+has come over a link of 300 Mbit/s; longer, one answer that is late would keep the link from all others. A guess."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Urgency:
     """Whether somebody waits for a transfer. Changed while it runs, it moves what has not started to the front.
@@ -61,12 +66,21 @@ class _Waiter:
     granted: asyncio.Future[None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opener:
+    """The transfer that a host was idle before, and until when it is left alone."""
+
+    urgency: Urgency
+    until_s: float
+
+
 class TransferSlots:
     """Grants requests: demand before prefetch, within each the transfer that began first, never more than the budget.
 
-    So shards arrive one after the other, and not all together at the end. Each host has a width of its own, which
-    grows for as long as more requests bring more bytes, and a pace: after a "slow down" it gets half the requests, and
-    none for a moment.
+    So shards arrive one after the other, and not all together at the end. A host that was idle serves the transfer that
+    comes first alone for a moment, which is what a job begins with; only what somebody waits for joins in at once. Each
+    host has a width of its own, which grows for as long as more requests bring more bytes, and a pace: after a "slow
+    down" it gets half the requests, and none for a moment.
 
     Args:
         max_bytes: Bytes asked for and not yet written, over all requests. One larger request runs alone.
@@ -102,6 +116,8 @@ class TransferSlots:
         self._in_flight: Counter[str] = Counter()
         self._paces: dict[str, HostPace] = {}
         self._widths: dict[str, WidthSearch] = {}
+        self._openers: dict[str, _Opener] = {}
+        self._requests: Counter[Urgency] = Counter()  # of each transfer, those that wait and those in flight
         self._throttled = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -124,6 +140,8 @@ class TransferSlots:
         """
         granted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)
+        self._note_opener(waiter)
+        self._requests[urgency] += 1
         self._waiters.append(waiter)
         self._grant()
         try:
@@ -133,6 +151,7 @@ class TransferSlots:
                 self._give_back(waiter)
             else:
                 self._waiters.remove(waiter)
+                self._end(waiter)
                 self._grant()
             raise
         try:
@@ -171,7 +190,30 @@ class TransferSlots:
         self._in_flight[waiter.host] -= 1
         if not self._in_flight[waiter.host]:
             del self._in_flight[waiter.host]
+        self._end(waiter)
         self._grant()
+
+    def _note_opener(self, waiter: _Waiter) -> None:
+        host = waiter.host
+        if not self._in_flight[host] and not any(other.host == host for other in self._waiters):
+            until_s = asyncio.get_running_loop().time() + ALONE_S
+            self._openers[host] = _Opener(urgency=waiter.urgency, until_s=until_s)
+
+    def _end(self, waiter: _Waiter) -> None:
+        self._requests[waiter.urgency] -= 1
+        if self._requests[waiter.urgency]:
+            return
+        del self._requests[waiter.urgency]
+        opener = self._openers.get(waiter.host)
+        if opener is not None and opener.urgency is waiter.urgency:
+            del self._openers[waiter.host]
+
+    def _alone_until_s(self, waiter: _Waiter) -> float:
+        """Until when another transfer keeps a request from being granted, a time that may be over."""
+        opener = self._openers.get(waiter.host)
+        if opener is None or opener.urgency is waiter.urgency or waiter.urgency.demanded:
+            return 0.0
+        return opener.until_s
 
     def _grant(self) -> None:
         """Start what may start."""
@@ -183,6 +225,10 @@ class TransferSlots:
         for waiter in sorted(self._waiters, key=lambda waiter: (not waiter.urgency.demanded, waiter.urgency.place)):
             if waiter.granted.cancelled():
                 continue  # its task has not run since
+            alone_until_s = self._alone_until_s(waiter)
+            if alone_until_s > now_s:
+                resume_s = min(resume_s, alone_until_s)
+                continue
             num_requests = self._in_flight.total()
             if num_requests >= self._max_requests or (
                 num_requests and self._bytes + waiter.size_bytes > self._max_bytes

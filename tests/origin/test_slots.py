@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cacheloader.errors import ConfigError
+from cacheloader.origin import slots as slots_module
 from cacheloader.origin.retry import Backoff
 from cacheloader.origin.slots import TransferSlots, Urgency
 from cacheloader.origin.width import FIRST_REQUESTS
@@ -110,6 +111,44 @@ async def test_a_prefetch_that_somebody_begins_to_wait_for_moves_ahead():
         urgency.demanded = True
         await waiting.finish("running")
         assert waiting.started == ["running", "second"]
+
+
+async def test_what_an_idle_host_is_asked_for_first_comes_before_anything_else_ahead_of_time_begins():
+    first, second = Urgency(), Urgency()
+    async with line(TransferSlots()) as waiting:
+        await waiting.add("first a", urgency=first)
+        await waiting.add("second a", urgency=second)
+        await waiting.add("first b", urgency=first)
+        await waiting.add("second b", urgency=second)
+        await waiting.add("elsewhere", urgency=second, host="other")
+        await waiting.finish("first a")
+        assert waiting.started == ["first a", "first b", "elsewhere"]
+        await waiting.finish("first b")
+        assert waiting.started[3:] == ["second a", "second b"]
+
+
+async def test_what_somebody_waits_for_joins_the_transfer_that_has_an_idle_host_alone():
+    async with line(TransferSlots()) as waiting:
+        await waiting.add("ahead", urgency=Urgency())
+        await waiting.add("demand", urgency=DEMAND)
+        assert waiting.started == ["ahead", "demand"]
+
+
+async def test_a_first_transfer_that_takes_long_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slots_module, "ALONE_S", 0.01)
+    async with line(TransferSlots()) as waiting:
+        await waiting.add("first", urgency=Urgency())
+        await waiting.add("second", urgency=Urgency())
+        await until(lambda: waiting.started == ["first", "second"])
+
+
+async def test_a_first_transfer_that_is_given_up_makes_room_for_the_next():
+    async with line(TransferSlots()) as waiting:
+        await waiting.add("first", urgency=Urgency())
+        await waiting.add("second", urgency=Urgency())
+        waiting.tasks["first"].cancel()
+        await waiting.settle()
+        assert waiting.started == ["first", "second"]
 
 
 async def test_a_waiter_that_gives_up_is_forgotten():
