@@ -77,7 +77,12 @@ def _run_all(parts: Sequence[Part], settings: Settings, *, budget_s: float) -> i
         place = f"part {number + 1} of {len(parts)}, {spent_s / 60:.1f} min spent"
         _say(f"\n== {part.theme}: {place}, about {left_min:.0f} to go{share}")
         try:
-            ran = run_program(part, settings) if part.is_program else run_scenario(part, settings, budget_s=share_s)
+            if budget_s - spent_s < part.least_s:
+                ran = Ran(report=None, said="left out, since no time was left")
+            elif part.is_program:
+                ran = run_program(part, settings)
+            else:
+                ran = run_scenario(part, settings, budget_s=share_s)
         except Exception as error:  # noqa: BLE001  (the others are still worth their time)
             traceback.print_exc()
             ran = Ran(report=None, said=f"failed: {type(error).__name__}", missing=[part.theme])

@@ -188,7 +188,10 @@ def markdown(curves: Sequence[Curve], *, title: str, surroundings: dict[str, obj
     lines += ["0 is constant, 1 is linear.", ""]
     lines += ["| cost | against | paid | exponent | measured | because |", "| --- | --- | --- | --- | --- | --- |"]
     for curve in curves:
-        points = ", ".join(f"{size:.0e}: {cost:,.3g}" for size, cost in zip(curve.sizes, curve.costs, strict=True))
+        points = ", ".join(
+            f"{size:,}: {cost:,.3g}" if size < 10_000 else f"{size:.3g}: {cost:,.3g}"
+            for size, cost in zip(curve.sizes, curve.costs, strict=True)
+        )
         paid = "each batch" if curve.hot else "once a process or an epoch"
         lines.append(
             f"| {curve.what} | {curve.against} | {paid} | {curve.exponent:.2f} | {points} {curve.unit} | {curve.why} |"

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+SLACK = 1.3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """A scenario, or a program of its own that writes a report.
@@ -34,6 +37,11 @@ class Part:
     def is_program(self) -> bool:
         """Whether it is run as ``python -m module``."""
         return not self.round_s
+
+    @property
+    def least_s(self) -> float:
+        """About what it takes to measure anything at all."""
+        return self.prepare_s + self.round_s
 
     def rounds(self, repeats: int) -> int:
         """Rounds, where the others have so many."""
@@ -84,7 +92,9 @@ PROFILES = {"hour": _HOUR, "all": (*_HOUR, *(theme for theme in PARTS if theme n
 
 
 def shares_s(parts: Sequence[Part], *, repeats: int, budget_s: float) -> float:
-    """What the first of ``parts`` may take of what is left for all of them: in proportion to the estimates.
+    """What the first of ``parts`` may take of what is left: in proportion to the estimates, and ``SLACK`` times that.
+
+    So an estimate may be off without costing a round, and what is lost in the end is lost by the last parts.
 
     Args:
         parts: Still to run, in order.
@@ -92,7 +102,9 @@ def shares_s(parts: Sequence[Part], *, repeats: int, budget_s: float) -> float:
         budget_s: What is left, infinite for no limit.
     """
     whole = sum(part.estimate_s(repeats) for part in parts)
-    return budget_s if math.isinf(budget_s) else max(0.0, budget_s) * parts[0].estimate_s(repeats) / whole
+    if math.isinf(budget_s):
+        return budget_s
+    return min(1.0, SLACK * parts[0].estimate_s(repeats) / whole) * max(0.0, budget_s)
 
 
 def table(parts: Sequence[Part], *, repeats: int) -> str:

@@ -7,7 +7,9 @@ from importlib import import_module
 
 import pytest
 
-from benchmarks.schedule import PARTS, PROFILES, PROGRAMS, SCENARIOS, Part, shares_s, table
+from benchmarks import __main__ as bench
+from benchmarks.running import Ran
+from benchmarks.schedule import PARTS, PROFILES, PROGRAMS, SCENARIOS, SLACK, Part, shares_s, table
 from benchmarks.summary.document import REASONS, summarize
 from benchmarks.summary.goals import GOALS
 
@@ -99,8 +101,9 @@ def test_the_hour_profile_takes_an_hour_with_five_rounds_and_runs_all_that_targe
 
 def test_a_limit_of_time_is_shared_in_proportion_to_the_estimates():
     parts = [Part(theme=str(i), module="m", prepare_s=0, round_s=round_s) for i, round_s in enumerate((30, 10, 20))]
-    assert shares_s(parts, repeats=5, budget_s=120) == pytest.approx(60)
-    assert shares_s(parts[1:], repeats=5, budget_s=30) == pytest.approx(10)
+    assert shares_s(parts, repeats=5, budget_s=120) == pytest.approx(SLACK * 60)
+    assert shares_s(parts[1:], repeats=5, budget_s=30) == pytest.approx(SLACK * 10)
+    assert shares_s(parts[2:], repeats=5, budget_s=30) == 30, "nobody gets more than there is"
     assert shares_s(parts, repeats=5, budget_s=math.inf) == math.inf
     assert shares_s(parts, repeats=5, budget_s=-1) == 0
 
@@ -108,3 +111,26 @@ def test_a_limit_of_time_is_shared_in_proportion_to_the_estimates():
 def test_a_scenario_that_says_all_in_fewer_rounds_is_not_run_more_often():
     part = Part(theme="it", module="m", prepare_s=5, round_s=10, most_rounds=2)
     assert (part.rounds(5), part.rounds(1), part.estimate_s(5)) == (2, 1, 25)
+
+
+def test_a_part_that_fails_or_has_no_time_left_is_named_and_the_others_run(tmp_path, monkeypatch):
+    ran = []
+
+    def run(part, settings, *, budget_s):
+        ran.append(part.theme)
+        if part.theme == "decode":
+            raise RuntimeError("on purpose")
+        return Ran(report=report(tmp_path, part.theme, ratio("/ peer", 2.5)), said="5 of 5 rounds")
+
+    monkeypatch.setattr(bench, "run_scenario", run)
+    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
+    arguments = ["--profile", "hour", "--machine", "machine", "--output", str(tmp_path), "--work", str(tmp_path)]
+    parts = ["--part", "two-epochs", "--part", "decode", "--part", "stall"]
+    assert bench.main([*arguments, *parts]) == 1
+    assert ran == ["two-epochs", "stall", "decode"]
+    [path] = tmp_path.glob("summary_machine_*.json")
+    said = json.loads(path.read_text())["parts"]
+    assert said == {"two-epochs": "5 of 5 rounds", "stall": "5 of 5 rounds", "decode": "failed: RuntimeError"}
+    assert bench.main([*arguments, *parts, "--budget", "0.1"]) == 0
+    assert len(ran) == 3
+    assert set(json.loads(path.read_text())["parts"].values()) == {"left out, since no time was left"}
