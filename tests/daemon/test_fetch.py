@@ -11,7 +11,7 @@ from cacheloader_daemon.disk import DiskThreads
 from cacheloader_daemon.fetch import Fetcher
 from cacheloader_daemon.store import DiskTrouble, LeasedFiles
 
-from tests.support.scripted_fetcher import open_fds
+from tests.support.descriptors import open_fds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -31,7 +31,8 @@ from cacheloader.errors import (
 )
 from cacheloader.manifest.record import Manifest, ShardInfo
 from cacheloader.protocol.plans import Accesses
-from tests.support.scripted_fetcher import ScriptedFetcher, memory_lease, open_fds
+from tests.support.descriptors import open_fds
+from tests.support.scripted_fetcher import ScriptedFetcher, memory_lease
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 
 import cacheloader as cl
 from cacheloader.errors import CacheloaderError, ConfigError, WorkerLost
+from tests.support.descriptors import open_fds
 from tests.support.node_daemon import is_running
 from tests.support.shard_sets import ShardSet, key_and_digest
 from tests.support.waiting import wait_until
@@ -210,19 +210,13 @@ def test_a_hundred_breaks_leave_neither_processes_nor_descriptors(
             break
 
     break_early()
-    gc.collect()
     held = open_fds(), len(workers_of_this_process())
     for _ in range(100):
         break_early()
-    gc.collect()
     assert (open_fds(), len(workers_of_this_process())) == held
     assert held[1] == (1 if is_persistent else 0)
     assert loader.epoch == 100
     assert loader.state_dict()["row"] == BATCH
-
-
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

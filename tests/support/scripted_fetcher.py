@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Any
 
 from cacheloader_daemon.lease import ShardLease
@@ -84,8 +83,3 @@ def memory_lease(*, num_samples: int = 10, source: str = "nvme") -> ShardLease:
         source=source,
         index_head=index,
     )
-
-
-def open_fds() -> int:
-    """Descriptors of this process."""
-    return len(os.listdir("/proc/self/fd"))

@@ -31,6 +31,6 @@ def peer(tmp_path: Path) -> Iterator[ScriptedPeer]:
 @pytest.fixture
 def options(tmp_path: Path) -> Callable[..., TransportOptions]:
     def make(**values) -> TransportOptions:
-        return TransportOptions(**({"daemon": f"unix://{tmp_path}/peer.sock", "timeout_s": 5.0} | values))
+        return TransportOptions(**({"daemon": f"unix://{tmp_path}/peer.sock", "timeout_s": 30.0} | values))
 
     return make
