@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.findings import Findings, add_options
 from benchmarks.harness.statistics import percentile
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.open import open_origin
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 SHARES = (0.0, 0.05)
 PART_BYTES = 16 * 1024
 RANGES = 4
+SMALL_SHARDS = 10
 WARM_UP = 20
 """Shards before it counts: what is late has to be known first."""
 
@@ -37,8 +39,10 @@ def lognormal(rng: random.Random, typical_s: float) -> Callable[[], float]:
     return lambda: typical_s * rng.lognormvariate(0.0, 1.0)
 
 
-async def measure(url: str, info: ObjectInfo, proxy: FaultProxy, *, shards: int, seed: int, typical_s: float) -> None:
-    """Fetch the shard again and again, one way and the other in turn, and print both."""
+async def measure(
+    url: str, info: ObjectInfo, proxy: FaultProxy, *, shards: int, seed: int, typical_s: float
+) -> list[dict[str, Any]]:
+    """Fetch the shard again and again, one way and the other in turn; what both took."""
     origin = open_origin(info.uri, storage_options=storage_options(url))
     limits = TransferLimits(part_bytes=PART_BYTES)
     ways = {share: TransferSlots(hedge_share=share) for share in SHARES}
@@ -59,15 +63,23 @@ async def measure(url: str, info: ObjectInfo, proxy: FaultProxy, *, shards: int,
                     seconds[share].append(clock() - began_s)
     finally:
         await origin.aclose()
+    figures = []
     for share, slots in ways.items():
         found = slots.hedges.statistics()
         took = [1000 * value for value in seconds[share]]
-        print(
-            f"second requests up to {share:.0%}: shards took p50 {percentile(took, 50):.0f} ms, "
-            f"p95 {percentile(took, 95):.0f} ms, p99 {percentile(took, 99):.0f} ms, the longest {max(took):.0f} ms; "
-            f"{found.hedges} of {found.requests} ranges asked twice ({found.hedges / found.requests:.1%}), "
-            f"{found.won} of them answered first"
+        figures.append(
+            {
+                "second_requests_up_to": share,
+                "p50_ms": percentile(took, 50),
+                "p95_ms": percentile(took, 95),
+                "p99_ms": percentile(took, 99),
+                "longest_ms": max(took),
+                "ranges": found.requests,
+                "asked_twice": found.hedges,
+                "answered_first": found.won,
+            }
         )
+    return figures
 
 
 def main() -> None:
@@ -76,7 +88,9 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--typical", type=float, default=0.05, help="seconds that half of all answers take at most")
+    add_options(parser)
     options = parser.parse_args()
+    shards = SMALL_SHARDS if options.small else options.shards
     with tempfile.TemporaryDirectory(prefix="hedging-") as folder:
         server = SeaweedServer(Path(folder))
         server.start()
@@ -88,12 +102,16 @@ def main() -> None:
             body = random.Random(options.seed).randbytes(RANGES * PART_BYTES)
             put = client.put_object(Bucket="hedging", Key="shard", Body=body)
             info = ObjectInfo(uri="s3://hedging/shard", size_bytes=len(body), version=put["ETag"])
-            asyncio.run(
-                measure(proxy.url, info, proxy, shards=options.shards, seed=options.seed, typical_s=options.typical)
+            figures = asyncio.run(
+                measure(proxy.url, info, proxy, shards=shards, seed=options.seed, typical_s=options.typical)
             )
         finally:
             proxy.stop()
             server.stop()
+    for row in figures:
+        print(", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+    says = f"Shards of {RANGES} ranges from a store whose answers wait, lognormal around {options.typical:g} s."
+    Findings(theme="hedging", says=says, figures=figures).write(options)
 
 
 if __name__ == "__main__":

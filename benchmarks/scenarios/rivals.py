@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,7 @@ class Rival:
         )
         prefix = f"{self.module}/"
         size_bytes = running.upload_folder(target, prefix)
+        shutil.rmtree(target)
         return replace(tars, prefix=prefix, size_bytes=size_bytes)
 
 
