@@ -120,6 +120,10 @@ class AccessTable:
         access = self.next_access(shard, clock)
         return self._first_view[access] if access < self.num_accesses else NEVER
 
+    def is_repeated(self, shard: int) -> bool:
+        """Whether ``shard`` is needed more than once, past accesses included."""
+        return self._span_view[shard + 1] - self._span_view[shard] > 1
+
     def num_coming(self, shard: int, clock: int) -> int:
         """How many accesses of ``shard`` are not over at ``clock``."""
         stop = self._span_view[shard + 1]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING
 
-from cacheloader_daemon.plan.effects import Effect, Evict, Fetch, ServeFromMemory
+from cacheloader_daemon.plan.crowd import Crowd
+from cacheloader_daemon.plan.effects import Effect, Fetch, ServeFromMemory
 from cacheloader_daemon.plan.horizon import INFINITE
 from cacheloader_daemon.plan.pace import FetchTimes
-from cacheloader_daemon.plan.shares import NOBODY, Claim
+from cacheloader_daemon.plan.space import Incoming, Room, Space
 from cacheloader_daemon.plan.states import ShardState
 from cacheloader_daemon.plan.trading import Trading
 
@@ -26,12 +26,18 @@ SLOW_ANSWERS = 8
 slowest of a thousand takes 13 times the mean, and half of what is in flight waits behind it at any moment."""
 
 SMALL_PART = 64
-"""The window takes at most one part in so many of the cache: what it takes, shards that stay cannot have. It is short
-since trading lengthens it where hits come in a bunch; in a simulation of a thousand shards and a link that was too
-narrow, a part in 32 took 3.0 % more time than needed and this one 1.9 %."""
+"""The window takes at most one part in so many of the cache. It is short, since trading lengthens it where hits come in
+a bunch."""
 
 SHARED_PART = 32
 """Likewise where nothing stays, and so nothing can be traded and the window takes space from nobody."""
+
+EDGE_PART = 32
+"""Of what an epoch has to fetch at least, one part in so many may be fetched ahead of its beginning. Each byte of it is
+fetched in addition, in every epoch: where the link is too narrow, it is waited for."""
+
+EDGE_SHARDS = 2
+"""Or so many shards, if that is more: the job shall not stop at the edge of an epoch."""
 
 TAIL_FACTOR = 1.2
 """Fetched ahead is what is needed within so many times the slowest fetch of a thousand; a simulation of such fetches
@@ -44,13 +50,9 @@ processes that give way to others."""
 FILLING = 3 / 4
 """Part of the fetches that may be under way for shards that are only to fill the cache."""
 
-
-class Room(Enum):
-    """Whether there is space for one more shard."""
-
-    READY = "free now"
-    COMING = "free once evictions under way are done"
-    NONE = "everything is leased or needed sooner"
+FEW_PART = 4
+"""Of the fetches one in so many may be under way for traded places where more of them bring no more: over a link that
+is too narrow all come at the same time, and who waits for the first of them waits for the others."""
 
 
 class Admission:
@@ -72,11 +74,9 @@ class Admission:
         keeping: Keeping,
         sessions: Mapping[int, Session],
     ) -> None:
-        self.num_evictions = 0
         self.num_demand_fetches = 0
         self.num_prefetches = 0
         self.num_memory_serves = 0
-        self.unused_prefetch_bytes = 0
         self.prefetch_rests_until_s = 0.0
         self.takes_shards = True
         """Whether the disk can take any; what it holds is kept while it cannot."""
@@ -86,11 +86,11 @@ class Admission:
         self._keeping = keeping
         self._sessions = sessions
         self._trading = Trading(holdings, horizon)
+        self.space = Space(holdings, self._trading)
         self.fetch_times = FetchTimes()
+        self.crowd = Crowd(max(1, options.max_fetches // FEW_PART))
         self.used_part = 1.0
         """What shards really take of their reservations, on average."""
-        self._claimed_bytes = 0
-        """Needs of shards that this round found to be waiting for evictions."""
 
     @property
     def lookahead_bytes(self) -> int:
@@ -104,11 +104,12 @@ class Admission:
         return max(min(part_bytes, busy_bytes), least_bytes)
 
     @property
-    def window_bytes(self) -> int:
-        """Space for what is fetched ahead: on its way a shard takes its whole reservation."""
-        lookahead_bytes = self.lookahead_bytes
-        coming_bytes = self._options.max_fetches * self._likely_bytes(self._horizon.largest_shard_bytes)
-        return lookahead_bytes + int(min(lookahead_bytes, coming_bytes) * (1 / self.used_part - 1))
+    def _edge_bytes(self) -> int:
+        """Bound of what is fetched ahead for the next epoch, in places of shards that it needs as well."""
+        if not self._keeping.kept_bytes or not self._keeping.missing_bytes:
+            return self.lookahead_bytes
+        least_bytes = EDGE_SHARDS * self._horizon.largest_shard_bytes
+        return self._likely_bytes(max(least_bytes, self._keeping.missing_bytes // EDGE_PART))
 
     def _likely_bytes(self, reserve_bytes: int) -> int:
         return max(1, int(self.used_part * reserve_bytes)) if reserve_bytes else 0
@@ -127,12 +128,12 @@ class Admission:
 
     def run(self, now_s: float, effects: list[Effect]) -> None:
         """Begin what can begin; appends to ``effects``."""
-        self._claimed_bytes = 0
+        self.space.claimed_bytes = 0
         if not self.takes_shards:
             for shard in list(self._holdings.queue.values()):
                 self.serve_from_memory(shard, len(shard.waits), now_s, effects)
             return
-        self._shed(now_s, effects)
+        self.space.shed(now_s, effects)
         if self._holdings.queue:
             self._start_demands(now_s, effects)
         if not self._holdings.queue and now_s >= self.prefetch_rests_until_s:
@@ -154,18 +155,6 @@ class Admission:
         effects.append(ServeFromMemory(session=session.number, request=request, key=key))
         self.num_memory_serves += 1
 
-    def _shed(self, now_s: float, effects: list[Effect]) -> None:
-        """Give up blobs while more was found on disk than the quota allows."""
-        ledger = self._holdings.ledger
-        while ledger.free_bytes + ledger.evicting_bytes < 0:
-            borrowed = self._claim(NOBODY, own=True, others=True, by_right=True)
-            if self._holdings.shares.is_shared and self._take(1, None, now_s, effects, borrowed):
-                continue
-            victim = self._holdings.victims.farthest(now_s)
-            if victim is None:
-                return
-            self._evict(victim.key, now_s, effects)
-
     def _start_demands(self, now_s: float, effects: list[Effect]) -> None:
         holdings = self._holdings
         for shard in list(holdings.queue.values()):
@@ -184,7 +173,7 @@ class Admission:
     def _fetch_wanted(self, now_s: float, effects: list[Effect]) -> Shard | None:
         """Begin demand fetches in their order; returns the first shard for which there is no room, if any."""
         holdings = self._holdings
-        self._claimed_bytes = 0
+        self.space.claimed_bytes = 0
         free_fetches = self._options.max_fetches - holdings.num_demand_fetching
         blocked: Shard | None = None
         for shard in list(holdings.queue.values()):
@@ -193,11 +182,8 @@ class Admission:
             if not free_fetches:
                 break
             owner = shard.waits[0].session.owner
-            room = (
-                Room.NONE
-                if blocked is not None
-                else self._make_room(shard.reserve_bytes, None, now_s, effects, owner=owner)
-            )
+            incoming = Incoming(key=shard.key, reserve_bytes=shard.reserve_bytes, seconds=None, owner=owner)
+            room = Room.NONE if blocked is not None else self.space.make(incoming, now_s, effects)
             if room is Room.READY:
                 holdings.start_demand(shard, now_s)
                 self.num_demand_fetches += 1
@@ -237,9 +223,11 @@ class Admission:
             return
         ahead_s, least_bytes = self.ahead_s, self._likely_bytes(self._horizon.working_set_bytes)
         for missing in self._horizon.missing(now_s):
-            ahead_bytes = holdings.ahead_bytes + self._claimed_bytes
+            ahead_bytes = holdings.ahead_bytes + self.space.claimed_bytes
             if missing.reserve_bytes > holdings.ledger.capacity_bytes:
                 continue
+            if missing.is_beyond:
+                lookahead_bytes = min(lookahead_bytes, self._edge_bytes)
             with_it_bytes = ahead_bytes + self._likely_bytes(missing.reserve_bytes)
             # One shard is always allowed, however large it is.
             if ahead_bytes and with_it_bytes > lookahead_bytes:
@@ -247,10 +235,14 @@ class Admission:
             # All shards of the next window are needed at one moment, and may begin to come when this one has begun.
             if missing.seconds > ahead_s and with_it_bytes > least_bytes:
                 return
-            room = self._make_room(missing.reserve_bytes, missing.seconds, now_s, effects, owner=missing.owner)
+            incoming = Incoming(
+                key=missing.key, reserve_bytes=missing.reserve_bytes, seconds=missing.seconds, owner=missing.owner
+            )
+            room = self.space.make(incoming, now_s, effects)
             if room is Room.NONE:
                 return
             if room is Room.READY:
+                self._keeping.adopt(missing.key, now_s)
                 self._prefetch(missing, now_s, effects, is_in_window=True)
             free_fetches -= 1
             if not free_fetches:
@@ -259,7 +251,7 @@ class Admission:
     def _fill(self, now_s: float, effects: list[Effect]) -> None:
         """Fetch shards that are to stay into space that nobody needs, while there are fetches to spare."""
         holdings = self._holdings
-        if self._claimed_bytes or self.lookahead_bytes == 0:
+        if self.space.claimed_bytes or self.lookahead_bytes == 0:
             return
         spare = int(FILLING * self._options.max_fetches) - holdings.num_fetching
         while spare > 0 and (missing := self._keeping.next_to_fill(holdings.ledger.free_bytes, now_s)) is not None:
@@ -271,23 +263,22 @@ class Admission:
     def _trade(self, now_s: float, effects: list[Effect]) -> None:
         """Let a shard that is to pass take the place of one that stays, while the link has nothing else to do."""
         holdings = self._holdings
-        if self._claimed_bytes or holdings.ledger.evicting_bytes or self.lookahead_bytes == 0:
+        if self.space.claimed_bytes or holdings.ledger.evicting_bytes or self.lookahead_bytes == 0:
             return
-        if holdings.num_fetching >= int(FILLING * self._options.max_fetches):
+        most = self._options.max_fetches
+        if holdings.num_fetching >= (int(FILLING * most) if self.crowd.pays else max(1, most // FEW_PART)):
             return
         trade = self._trading.next_trade(holdings.ledger.capacity_bytes, now_s)
         if trade is None:
             return
         catalog = trade.catalog
-        catalog.kept[trade.out] = False
-        catalog.kept[trade.into] = True
         catalog.to_fill.appendleft(trade.into)
         reserve_bytes = int(catalog.reserve_bytes[trade.into])
         holdings.trade(catalog.keys[trade.into], reserve_bytes)
         if reserve_bytes > holdings.ledger.free_bytes:
-            self._evict(catalog.keys[trade.out], now_s, effects)
+            self.space.settle(trade, now_s, effects)
         else:
-            holdings.victims.relist([catalog.keys[trade.out]], now_s)
+            holdings.victims.relist(trade.settle(), now_s)
             self._fill(now_s, effects)
 
     def _prefetch(self, missing: Missing, now_s: float, effects: list[Effect], *, is_in_window: bool) -> None:
@@ -297,69 +288,3 @@ class Admission:
         )
         self.num_prefetches += 1
         effects.append(Fetch(key=missing.key, demand=False))
-
-    def _make_room(
-        self, need_bytes: int, incoming_s: float | None, now_s: float, effects: list[Effect], *, owner: str
-    ) -> Room:
-        """Find space behind all shards that this round has found to be waiting; evict where that does no harm.
-
-        ``incoming_s`` is the time until the shard is needed, ``None`` if somebody waits for it.
-        """
-        ledger, shares = self._holdings.ledger, self._holdings.shares
-        excess_bytes = shares.excess_bytes(owner, need_bytes)
-        if excess_bytes > 0 and not self._take(excess_bytes, incoming_s, now_s, effects, self._claim(owner, own=True)):
-            return Room.NONE
-        if not self._claimed_bytes and need_bytes <= ledger.free_bytes:
-            return Room.READY
-        short_bytes = self._claimed_bytes + need_bytes - ledger.free_bytes - ledger.evicting_bytes
-        if short_bytes > 0 and not self._take_for(
-            owner, short_bytes, incoming_s, now_s, effects, need_bytes=need_bytes
-        ):
-            return Room.NONE
-        self._claimed_bytes += need_bytes
-        return Room.COMING
-
-    def _take_for(
-        self,
-        owner: str,
-        short_bytes: int,
-        incoming_s: float | None,
-        now_s: float,
-        effects: list[Effect],
-        *,
-        need_bytes: int,
-    ) -> bool:
-        shares = self._holdings.shares
-        if not shares.is_shared:
-            return self._take(short_bytes, incoming_s, now_s, effects, None)
-        # What others have borrowed is given back first, whenever they would need it.
-        borrowed = self._claim(owner, others=True, by_right=True)
-        if shares.is_entitled(owner, need_bytes) and self._take(short_bytes, incoming_s, now_s, effects, borrowed):
-            return True
-        return self._take(short_bytes, incoming_s, now_s, effects, self._claim(owner, own=True, others=True))
-
-    def _claim(self, owner: str, *, own: bool = False, others: bool = False, by_right: bool = False) -> Claim:
-        holdings = self._holdings
-        return Claim(holdings.shares, owner, holdings.owner_and_size, own=own, others=others, by_right=by_right)
-
-    def _take(
-        self, size_bytes: int, incoming_s: float | None, now_s: float, effects: list[Effect], claim: Claim | None
-    ) -> bool:
-        """Evict so many bytes, or nothing if that would do harm."""
-        holdings = self._holdings
-        victims = holdings.victims.choose(
-            size_bytes,
-            incoming_s=incoming_s,
-            now_s=now_s,
-            size_bytes=holdings.size_bytes,
-            is_ahead=holdings.ahead.__contains__,
-            claim=claim,
-        )
-        for victim in victims or ():
-            self._evict(victim.key, now_s, effects)
-        return victims is not None
-
-    def _evict(self, key: bytes, now_s: float, effects: list[Effect]) -> None:
-        self.unused_prefetch_bytes += self._holdings.evict(key, now_s)
-        self.num_evictions += 1
-        effects.append(Evict(key=key))

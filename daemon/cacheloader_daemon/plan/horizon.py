@@ -46,12 +46,14 @@ class Missing:
         reserve_bytes: Its reservation.
         seconds: Time until its next use.
         owner: Who needs it.
+        is_beyond: Whether it has been read in this epoch, so that it is the next one that needs it.
     """
 
     key: bytes
     reserve_bytes: int
     seconds: float
     owner: str
+    is_beyond: bool = False
 
 
 class Horizon:
@@ -210,7 +212,9 @@ class Horizon:
             key = catalog.keys[place]
             if key not in offered and not catalog.present[place]:
                 offered.add(key)
-                yield Missing(key, int(catalog.reserve_bytes[place]), until, reader.session.owner)
+                table, clock = reader.table, reader.session.clock
+                is_beyond = table.is_repeated(place) and table.num_coming(place, clock) < 2
+                yield Missing(key, int(catalog.reserve_bytes[place]), until, reader.session.owner, is_beyond)
             following = self._missing_from(reader, access + 1)
             if following == reader.table.num_accesses:
                 heappop(heap)

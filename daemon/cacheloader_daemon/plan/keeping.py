@@ -32,11 +32,13 @@ class Keeping:
     Attributes:
         planned_bytes: Reservations of all shards that some plan names.
         kept_bytes: Of them, those that are to stay.
+        missing_bytes: Of them, what the cache cannot hold.
     """
 
     def __init__(self, horizon: Horizon) -> None:
         self.planned_bytes = 0
         self.kept_bytes = 0
+        self.missing_bytes = 0
         self._horizon = horizon
         self._chosen_for: object = None
 
@@ -59,12 +61,27 @@ class Keeping:
                 catalog.to_fill.popleft()
         return None
 
-    def choose(self, capacity_bytes: int, lookahead_bytes: int) -> list[bytes]:
+    def adopt(self, key: bytes, now_s: float) -> None:
+        """While the cache is being filled, a shard that has come anyway stays instead of one that is needed later."""
+        reader = self._horizon.next_use(key, now_s).reader
+        if reader is None:
+            return
+        catalog = reader.session.catalog
+        into = catalog.index[key]
+        while catalog.to_fill and not catalog.kept[into]:
+            out = catalog.to_fill.pop()
+            if (
+                not catalog.present[out]
+                and catalog.kept[out]
+                and catalog.reserve_bytes[out] >= catalog.reserve_bytes[into]
+            ):
+                catalog.kept[[out, into]] = False, True
+
+    def choose(self, capacity_bytes: int) -> list[bytes]:
         """Decide anew which shards stay; to be called when plans have changed.
 
         Args:
             capacity_bytes: Reservations that the cache can hold.
-            lookahead_bytes: Of them, what shards fetched ahead may take.
 
         Returns:
             The shards for which the answer changed.
@@ -72,17 +89,18 @@ class Keeping:
         plans = tuple(
             digest for catalog in self._horizon.catalogs for digest in (id(catalog), *sorted(catalog.readers))
         )
-        if (capacity_bytes, lookahead_bytes, plans) == self._chosen_for:
+        if (capacity_bytes, plans) == self._chosen_for:
             return []
-        self._chosen_for = capacity_bytes, lookahead_bytes, plans
+        self._chosen_for = capacity_bytes, plans
         wanted = [(catalog, *self._union(catalog)) for catalog in self._horizon.catalogs]
         bytes_of = [int(catalog.reserve_bytes[used].sum()) for catalog, used, _ in wanted]
         self.planned_bytes = sum(bytes_of)
+        self.missing_bytes = max(0, self.planned_bytes - capacity_bytes)
         budget_bytes = float(capacity_bytes)
         if self.planned_bytes > capacity_bytes:
-            # Shards that do not stay have to pass: those ahead, and of those in use what is not kept.
+            # Of the shards in use some do not stay; those ahead get the places of what was read in this epoch.
             missing = 1 - capacity_bytes / self.planned_bytes
-            budget_bytes = max(0.0, capacity_bytes - lookahead_bytes - self._horizon.working_set_bytes * missing)
+            budget_bytes = max(0.0, capacity_bytes - self._horizon.working_set_bytes * missing)
         changed: list[bytes] = []
         self.kept_bytes = 0
         for (catalog, used, is_shared), size_bytes in zip(wanted, bytes_of, strict=True):
@@ -97,6 +115,7 @@ class Keeping:
             changed += [catalog.keys[place] for place in np.flatnonzero(kept != catalog.kept).tolist()]
             catalog.kept = kept
             catalog.to_fill = self._fillable(catalog)
+            catalog.spent = deque(place for place in dict.fromkeys(catalog.spent) if kept[place])
             self.kept_bytes += int(catalog.reserve_bytes[kept].sum())
         return changed
 

@@ -87,6 +87,7 @@ class Planner:
             ProtocolError: The arrays of a plan break its rules. Likewise.
         """
         now_s = self._now_s = max(now_s, self._now_s)
+        self._admission.crowd.passed(now_s, self._holdings.num_fetching)
         effects: list[Effect] = []
         match event:
             case SessionOpened():
@@ -116,6 +117,7 @@ class Planner:
     def wake(self, now_s: float) -> list[Effect]:
         """Do what is due by time alone; to be called at ``wake_at_s``."""
         now_s = self._now_s = max(now_s, self._now_s)
+        self._admission.crowd.passed(now_s, self._holdings.num_fetching)
         effects: list[Effect] = []
         self._holdings.end_rests(now_s)
         self._admission.run(now_s, effects)
@@ -322,6 +324,7 @@ class Planner:
             )
         used_part = self._tally.fetched(used_bytes=event.used_bytes, reserve_bytes=shard.reserve_bytes)
         self._admission.fetch_times.add(now_s - shard.began_s)
+        self._admission.crowd.brought(event.used_bytes)
         self._rests.succeeded(event.key)
         for wait in self._holdings.commit(shard, event.used_bytes, now_s):
             wait.session.answered(wait.request, now_s)
@@ -356,10 +359,7 @@ class Planner:
         self._holdings.drop(shard, now_s)
 
     def _plans_changed(self, now_s: float) -> None:
-        self._holdings.victims.relist(
-            self._keeping.choose(self._capacity_bytes, int(self._admission.window_bytes / self._admission.used_part)),
-            now_s,
-        )
+        self._holdings.victims.relist(self._keeping.choose(self._capacity_bytes), now_s)
         # What was fetched ahead for a plan that nobody follows any more does not use up the window.
         for key in (*self._holdings.ahead, *self._holdings.traded):
             if self._horizon.next_use(key, now_s).reader is None:

@@ -47,16 +47,6 @@ def test_jobs_with_seeds_of_their_own_share_most_fetches() -> None:
     assert forecast(replace(NODE, num_jobs=2, eviction="lru")).hit_rate < 0.4
 
 
-@pytest.mark.parametrize(("cached", "bandwidth"), [(0.5, 0.4), (0.5, 0.6), (0.75, 0.3)])
-def test_waiting_is_within_a_twentieth_of_the_least_possible(cached: float, bandwidth: float) -> None:
-    settings = replace(
-        NODE, num_shards=800, cache_bytes=int(cached * 800) * MIB, bandwidth_bytes_per_s=bandwidth * 10 * MIB
-    )
-    found = forecast(settings)
-    assert found.least_stall == pytest.approx(max(0.0, (1 - cached) / bandwidth - 1))
-    assert found.stall <= found.least_stall + 0.05 * (1 + found.least_stall)
-
-
 def test_a_heavy_tail_hides_behind_places_that_were_traded() -> None:
     slow = replace(NODE, latency_s=0.2, latency_sigma=1.0, lookahead_bytes=10 * MIB)
     assert forecast(slow).stall < 0.005
