@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import cacheloader.formats.webdataset_reader  # noqa: F401  (the first shard, once it has come, does not wait for it)
 from cacheloader.errors import CorruptShard
 
 if TYPE_CHECKING:

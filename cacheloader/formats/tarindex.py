@@ -1,16 +1,6 @@
 """Where the samples of a tar shard lie, as one flat block: mapped, not parsed, so that a million samples open at once.
 
-Layout, little endian; every array holds integers of ``width`` bytes::
-
-    num_samples int64 | magic 8 bytes | crc32 uint32 of all that follows | width uint32 (4 or 8)
-    shard_bytes int64 | num_members int64 | num_layouts int64 | num_slots int64 | num_fields int64 | key_bytes int64
-    first_member [num_samples + 1] | key_stop [num_samples] | layout [num_samples]
-    member_start [num_members] | member_size [num_members]
-    first_slot [num_layouts + 1] | slot_field [num_slots] | field_stop [num_fields]
-    all keys, one behind the other | all field names, likewise
-
-Sample ``s`` has the members ``first_member[s]`` up to ``first_member[s + 1]``. Its layout names their fields: member
-``i`` of the sample has field ``slot_field[first_slot[layout[s]] + i]``. Most shards have a single layout.
+``tarblock`` has the layout.
 """
 
 from __future__ import annotations
@@ -23,15 +13,11 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from cacheloader.errors import CorruptShard
+from cacheloader.formats.tarblock import CHECKED_FROM, HEAD, MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from numpy.typing import NDArray
 
-MAGIC = b"CLTARIX1"
-_HEAD = struct.Struct("<q8sII6q")
-_CHECKED_FROM = 20  # behind the checksum; the sample count before it is compared on its own
 _LIMIT = 1 << 48
 
 
@@ -88,7 +74,7 @@ class TarIndex:
         """The index in ``block``.
 
         Args:
-            block: As ``pack_index`` made it; must stay unchanged for as long as the index lives.
+            block: As ``tarblock.pack_index`` made it; must stay unchanged for as long as the index lives.
             shard_bytes: Size of the shard that it is to be used with.
             uri: The shard, named in errors.
 
@@ -114,21 +100,21 @@ class TarIndex:
 
     @classmethod
     def _parse(cls, view: memoryview) -> tuple[Self, int]:
-        num_samples, magic, checksum, width, shard_bytes, *counts, key_bytes = _HEAD.unpack_from(view)
+        num_samples, magic, checksum, width, shard_bytes, *counts, key_bytes = HEAD.unpack_from(view)
         if magic != MAGIC:
             raise ValueError(f"it starts with {bytes(magic)!r}, not {MAGIC!r}")
-        if zlib.crc32(view[_CHECKED_FROM:], num_samples & 0xFFFFFFFF) != checksum:
+        if zlib.crc32(view[CHECKED_FROM:], num_samples & 0xFFFFFFFF) != checksum:
             raise ValueError("its checksum is wrong")
         num_members, num_layouts, num_slots, num_fields = counts
         if width not in {4, 8} or not all(0 <= count < _LIMIT for count in (num_samples, *counts, key_bytes)):
             raise ValueError("its header is impossible")
         lengths = [num_samples + 1, num_samples, num_samples, num_members, num_members]
         lengths += [num_layouts + 1, num_slots, num_fields]
-        keys_start = _HEAD.size + width * sum(lengths)
+        keys_start = HEAD.size + width * sum(lengths)
         if keys_start + key_bytes > len(view):
             raise ValueError("it is cut off")
         arrays = []
-        position = _HEAD.size
+        position = HEAD.size
         for length in lengths:
             arrays.append(np.frombuffer(view, dtype=f"<u{width}", count=length, offset=position))
             position += width * length
@@ -162,51 +148,6 @@ class TarIndex:
             raise ValueError("a member ends behind the shard")
         if np.any(np.diff(self.first_slot)[self.layout] != np.diff(self.first_member)):
             raise ValueError("a sample has another number of members than of fields")
-
-
-def pack_index(
-    *,
-    shard_bytes: int,
-    keys: Sequence[bytes],
-    layouts: Sequence[int],
-    first_member: Sequence[int],
-    member_start: Sequence[int],
-    member_size: Sequence[int],
-    slots: Iterable[Sequence[int]],
-    fields: Sequence[str],
-) -> bytes:
-    """The block for one shard.
-
-    Args:
-        shard_bytes: Size of the shard.
-        keys: Of each sample.
-        layouts: Number of each sample's layout.
-        first_member: Of each sample, and the number of members at the end.
-        member_start: First byte of each member's content.
-        member_size: Bytes of each member's content.
-        slots: Of each layout, the numbers of its fields.
-        fields: Names of the fields.
-    """
-    names = [name.encode("utf-8", "surrogateescape") for name in fields]
-    slot_lists = list(slots)
-    all_keys, all_names = b"".join(keys), b"".join(names)
-    width = 4 if max(shard_bytes, len(all_keys), len(all_names)) < 1 << 32 else 8
-    columns: list[Sequence[int] | NDArray[np.int64]] = [
-        first_member,
-        np.cumsum([len(key) for key in keys], dtype=np.int64),
-        layouts,
-        member_start,
-        member_size,
-        np.cumsum([0, *map(len, slot_lists)], dtype=np.int64),
-        [number for numbers in slot_lists for number in numbers],
-        np.cumsum([len(name) for name in names], dtype=np.int64),
-    ]
-    arrays = [np.asarray(column, dtype=f"<u{width}").tobytes() for column in columns]
-    counts = len(member_start), len(slot_lists), len(columns[6]), len(names)
-    head = _HEAD.pack(len(keys), MAGIC, 0, width, shard_bytes, *counts, len(all_keys))
-    block = bytearray(b"".join([head, *arrays, all_keys, all_names]))
-    block[16:20] = zlib.crc32(memoryview(block)[_CHECKED_FROM:], len(keys) & 0xFFFFFFFF).to_bytes(4, "little")
-    return bytes(block)
 
 
 def _ascending(name: str, numbers: NDArray[np.unsignedinteger], *, stop: int, start: int | None = None) -> None:

@@ -201,6 +201,15 @@ def test_the_indexer_is_started_by_code_that_imports_neither_asyncio_nor_numpy()
     assert ended.stdout.strip() == "set()"
 
 
+def test_the_indexer_imports_no_numpy() -> None:
+    program = (
+        "import sys, cacheloader_daemon.indexer, cacheloader.formats.registry as registry;"
+        "registry.named('webdataset').build_index; print({'asyncio', 'numpy'} & set(sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == "set()"
+
+
 async def test_an_indexer_that_runs_already_makes_the_first_index_and_ends_with_the_others(tmp_path: Path) -> None:
     first = IndexWorker(0)
     first.start()

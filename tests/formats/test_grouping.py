@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cacheloader.errors import CorruptShard
-from cacheloader.formats.webdataset import split_name
+from cacheloader.formats.grouping import split_name
 from tests.support.tars import packed, read_all, read_all_as_webdataset
 
 names = st.text(alphabet="ab./_\nÄ\udcff", max_size=12)

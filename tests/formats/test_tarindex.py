@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cacheloader.errors import CorruptShard
 from cacheloader.formats.base import index_samples
-from cacheloader.formats.tarindex import TarIndex, pack_index
+from cacheloader.formats.tarblock import pack_index
+from cacheloader.formats.tarindex import TarIndex
 from tests.support.tars import URI
 
 SHARD_BYTES = 10_000

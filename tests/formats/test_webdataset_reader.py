@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -9,9 +10,12 @@ from hypothesis import strategies as st
 
 from cacheloader.errors import DatasetError
 from cacheloader.formats.source import FileSource
-from cacheloader.formats.webdataset import WebDatasetFormat, WebDatasetReader
+from cacheloader.formats.webdataset import WebDatasetFormat
 from tests.support.buffers import BufferSource
 from tests.support.tars import URI, packed
+
+if TYPE_CHECKING:
+    from cacheloader.formats.webdataset_reader import WebDatasetReader
 
 FORMAT = WebDatasetFormat()
 
