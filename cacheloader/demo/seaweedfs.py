@@ -37,6 +37,8 @@ class SeaweedServer:
 
     def __init__(self, directory: Path, *, arguments: Sequence[str] = ()) -> None:
         self.directory = directory
+        self.identities = [_IDENTITY]
+        """Who may do what, as its configuration has it."""
         self._arguments = tuple(arguments)
         self._process: subprocess.Popen[bytes] | None = None
         self._ports: dict[str, int] = {}
@@ -118,7 +120,7 @@ class SeaweedServer:
         for log in master.glob("m*"):
             shutil.rmtree(log)
         config = self.directory / "s3.json"
-        config.write_text(json.dumps({"identities": [_IDENTITY]}))
+        config.write_text(json.dumps({"identities": self.identities}))
         command = [
             weed_binary(), "-logtostderr=true", "server", f"-dir={data}",
             "-ip=127.0.0.1", "-ip.bind=127.0.0.1",

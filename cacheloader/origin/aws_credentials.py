@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import threading
 import time
@@ -23,8 +24,12 @@ if TYPE_CHECKING:
 DEADLINE_S = 7.0
 """A chain without an answer by then has none: a missing credential is reported within 10 s, retries included."""
 
+_log = logging.getLogger(__name__)
+
 _CHAIN = "cacheloader.origin.aws_chain"
 _RENEW_BEFORE = timedelta(minutes=5)
+_REST_S = 30.0
+_LEAST_REST_S = 5.0
 _WAY_OUT = (
     "give key and secret in storage_options, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE,"
     " or pass anon=True for public data"
@@ -81,6 +86,7 @@ class AwsChain:
         self._uri = uri
         self._answer: AwsAnswer | None = None
         self._failure: tuple[float, OriginError] | None = None
+        self._renewable_s = 0.0
         self._asking = threading.Lock()
 
     async def ask(self, *, credentials: bool = True) -> AwsAnswer:
@@ -106,6 +112,33 @@ class AwsChain:
             raise self._denied("there are no AWS credentials in the environment, in a profile, or from the instance")
         return answer.key
 
+    async def renew(self) -> bool:
+        """Ask again although the last answer should still hold, since a store refuses it.
+
+        Returns:
+            Whether there are other credentials now. The chain is not asked for every request that is refused: not for
+            some seconds after it gave others, nor for half a minute after it gave the same.
+        """
+        renewed = await wrap(self._renew)(executor=_THREADS)
+        return bool(renewed)
+
+    def _renew(self) -> bool:
+        with self._asking:
+            if time.monotonic() < self._renewable_s:
+                return False
+            before = None if self._answer is None else self._answer.key
+            try:
+                answer = self._ask(credentials=True)
+            except OriginError as error:
+                # The store's refusal says more than that the chain fails now.
+                _log.warning("credentials that a store refuses cannot be renewed: %s", error.message)
+                answer = None
+            is_other = answer is not None and answer.key is not None and answer.key != before
+            if is_other:
+                self._answer = answer
+            self._renewable_s = time.monotonic() + (_LEAST_REST_S if is_other else _REST_S)
+            return is_other
+
     def _remembered(self, *, credentials: bool) -> AwsAnswer | None:
         answer = self._answer
         fresh = answer is not None and (not credentials or (answer.key is not None and answer.key.fresh()))
@@ -119,13 +152,13 @@ class AwsChain:
                 raise self._failure[1]  # the question we waited for was ours too
             if answer is None:
                 try:
-                    answer = self._answer = self._ask(credentials)
+                    answer = self._answer = self._ask(credentials=credentials)
                 except OriginError as error:
                     self._failure = (time.monotonic(), error)
                     raise
             return answer
 
-    def _ask(self, credentials: bool) -> AwsAnswer:  # noqa: FBT001
+    def _ask(self, *, credentials: bool) -> AwsAnswer:
         question = json.dumps({"profile": self._profile, "credentials": credentials})
         try:
             done = subprocess.run(  # noqa: S603

@@ -187,8 +187,8 @@ class FilesystemOrigin:
     def _in_thread(self, call: Any, *args: object, **kwargs: object) -> Awaitable[Any]:
         return wrap(call)(*args, executor=self._threads, **kwargs)
 
-    def _failure(self, kind: type[OriginError], action: str, uri: str, cause: str) -> OriginError:
-        return failure(kind, action=action, uri=uri, cause=cause, secrets=self._secrets)
+    def _failure(self, kind: type[OriginError], action: str, uri: str, cause: str, way_out: str = "") -> OriginError:
+        return failure(kind, action=action, uri=uri, cause=cause, way_out=way_out, secrets=self._secrets)
 
     @contextmanager
     def _errors(self, action: str, uri: str) -> Iterator[None]:
@@ -200,7 +200,12 @@ class FilesystemOrigin:
         except Exception as error:  # noqa: BLE001 - always raised again, as one of ours
             kind, cause = described(error)
             _LOGGER.debug("%s: %s", type(error).__name__, masked(str(error), self._secrets))
-            raise self._failure(kind, action, uri, cause) from None
+            raise self.told(error, kind, action, uri, cause) from None
+
+    def told(self, error: Exception, kind: type[OriginError], action: str, uri: str, cause: str) -> Exception:
+        """What is raised for ``error``, which means ``kind``."""
+        del error
+        return self._failure(kind, action, uri, cause)
 
 
 async def on_loop_of(filesystem: Any, call: Coroutine[Any, Any, _T]) -> _T:

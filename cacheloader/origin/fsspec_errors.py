@@ -79,6 +79,15 @@ def described(error: Exception) -> tuple[type[OriginError], str]:
     return OriginError, f"{type(error).__name__}: {_words(error)}"
 
 
+def answer_of(error: Exception) -> tuple[int, str]:
+    """HTTP status and the store's own code, 0 and "" where ``error`` has none."""
+    for cause in _chain(error):
+        status, code, _ = _answer(cause)
+        if status:
+            return status, code
+    return 0, ""
+
+
 def _answer(error: BaseException) -> tuple[int, str, str]:
     """HTTP status, the store's code and message, as far as ``error`` carries them."""
     response: Any = getattr(error, "response", None)

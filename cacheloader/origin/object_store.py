@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import obstore
@@ -22,22 +22,26 @@ from cacheloader.errors import (
     OriginTimeout,
     OriginUnavailable,
 )
+from cacheloader.origin import renewal
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.drain import drain, drain_at_exit
 from cacheloader.origin.failure import failure, masked, no_web_listing, reading, secret_values
 from cacheloader.origin.location import key_of, scheme_of, store_url
-from cacheloader.origin.obstore_errors import FOREIGN, described
+from cacheloader.origin.obstore_errors import FOREIGN, answer_of, described
 from cacheloader.origin.options import PUBLIC_NAMES
+from cacheloader.origin.renewal import Refusal, is_refusal
 from cacheloader.origin.stores import azure_store, gs_store, http_store, s3_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from obstore import GetOptions, ObjectMeta
     from obstore.store import ObjectStore
 
     from cacheloader.keys import ByteRange
     from cacheloader.origin.base import Bytes
+
+_T = TypeVar("_T")
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -67,7 +71,7 @@ class ObjectStoreOrigin:
     def __init__(self, url: str, *, options: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self._scheme = scheme_of(url)
         self._root = store_url(url)
-        self._origin_id, self._build = BUILDERS[self._scheme](url, options, environment)
+        self._origin_id, self._build, self._chain = BUILDERS[self._scheme](url, options, environment)
         self._secrets = secret_values(dict(options), public=PUBLIC_NAMES)
         self._opened: ObjectStore | None = None
         self._opening = asyncio.Lock()
@@ -85,19 +89,28 @@ class ObjectStoreOrigin:
         """Every object below ``prefix``. A web server cannot be listed."""
         if self._scheme in {"http", "https"}:
             raise no_web_listing(prefix)
-        with self._call("listing", prefix):
-            store = await self._store()
-            async for batch in obstore.list(store, prefix=self._path(prefix, action="listing") or None):
-                for meta in batch:
-                    uri = f"{self._root}{meta['path']}"
-                    if uri.startswith(prefix):  # not so the marker object of the directory itself
-                        yield _info(uri, meta)
+        path = self._path(prefix, action="listing") or None
+
+        async def first(store: ObjectStore) -> tuple[AsyncIterator[Any], Any]:
+            batches = aiter(obstore.list(store, prefix=path))
+            return batches, await anext(batches, None)
+
+        batches, batch = await self._asked("listing", prefix, first)
+        while batch is not None:
+            for meta in batch:
+                uri = f"{self._root}{meta['path']}"
+                if uri.startswith(prefix):  # not so the marker object of the directory itself
+                    yield _info(uri, meta)
+            try:
+                with self._call("listing", prefix):
+                    batch = await anext(batches, None)
+            except Refusal as refusal:
+                raise refusal.error from None
 
     async def stat(self, uri: str) -> ObjectInfo:
         """Size and entity tag of the object ``uri``."""
-        with self._call("describing", uri):
-            store = await self._store()
-            return _info(uri, await obstore.head_async(store, self._path(uri, action="describing")))
+        path = self._path(uri, action="describing")
+        return _info(uri, await self._asked("describing", uri, lambda store: obstore.head_async(store, path)))
 
     async def read_range(self, uri: str, byte_range: ByteRange, *, version: str) -> Bytes:
         """Bytes of the object ``uri``. The store is asked with If-Match, and what it says it sent is checked too."""
@@ -108,11 +121,14 @@ class ObjectStoreOrigin:
         options: GetOptions = {"range": (byte_range.start, byte_range.stop)}
         if version.startswith('"'):  # a weak tag, W/"…", or a date never matches
             options["if_match"] = version
-        with self._call(action, uri):
-            store = await self._store()
-            result = await obstore.get_async(store, self._path(uri, action=action), options=options)
+        path = self._path(uri, action=action)
+
+        async def read(store: ObjectStore) -> obstore.Bytes:
+            result = await obstore.get_async(store, path, options=options)
             self._check_version(version, _version(result.meta), action, uri)
-            body = await result.bytes_async()
+            return await result.bytes_async()
+
+        body = await self._asked(action, uri, read)
         if len(body) != byte_range.size_bytes:
             raise self._failure(OriginShortBody, action, uri, f"{len(body)} bytes came back")
         return body
@@ -133,6 +149,31 @@ class ObjectStoreOrigin:
             if self._opened is None:
                 self._opened = await self._build()
             return self._opened
+
+    async def _asked(self, action: str, uri: str, call: Callable[[ObjectStore], Awaitable[_T]]) -> _T:
+        """The result of ``call``, made again, once, where the store refuses credentials and there are others."""
+        store: ObjectStore | None = None
+        try:
+            with self._call(action, uri):
+                store = await self._store()
+                return await call(store)
+        except Refusal as refusal:
+            if store is None or not await self._renewed(store):
+                raise refusal.error from None
+        try:
+            with self._call(action, uri):
+                return await call(await self._store())
+        except Refusal as refusal:
+            raise refusal.error from None
+
+    async def _renewed(self, refused: ObjectStore) -> bool:
+        """Whether there is a store with other credentials than ``refused`` has."""
+        async with self._opening:  # one asks, for all requests that were refused at the same time
+            if self._opened is refused and (self._chain is None or not await self._chain.renew()):
+                return False
+            if self._opened is refused:
+                self._opened = None  # it would keep what it was told
+            return True
 
     def _path(self, uri: str, *, action: str) -> str:
         if not uri.startswith(self._root):
@@ -158,7 +199,7 @@ class ObjectStoreOrigin:
 
     @contextmanager
     def _call(self, action: str, uri: str) -> Iterator[None]:
-        """Count the call while it runs, and turn every exception of obstore into one of ours."""
+        """Count the call while it runs, and turn every exception of obstore into one of ours, or a ``Refusal``."""
         self._num_calls += 1
         self._no_calls.clear()
         try:
@@ -168,6 +209,10 @@ class ObjectStoreOrigin:
         except FOREIGN as error:
             _LOGGER.debug("obstore: %s", masked(str(error), self._secrets))
             kind, cause, way_out = described(error)
+            status, code = answer_of(error)
+            if is_refusal(status, code):
+                way_out = renewal.way_out(code, self._chain) or way_out
+                raise Refusal(self._failure(kind, action, uri, cause, way_out)) from None
             if kind in (OriginUnavailable, OriginTimeout) and self.origin_id not in cause:
                 cause = f"{cause}, asking {self.origin_id}"
             raise self._failure(kind, action, uri, cause, way_out) from None

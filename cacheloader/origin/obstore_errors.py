@@ -88,6 +88,13 @@ def described(error: Exception) -> tuple[type[OriginError], str, str]:
     return kind, f"{_one_line(text).rpartition(' - ')[2]}{said}", ""
 
 
+def answer_of(error: Exception) -> tuple[int, str]:
+    """HTTP status and the store's own code, 0 and "" where ``error`` has none."""
+    text = str(error).partition("\n\nDebug source")[0]
+    status, code = _STATUS.search(text), _CODE.search(text)
+    return int(status[1]) if status else 0, code[1] if code else ""
+
+
 def _answered(status: int, phrase: str, text: str) -> tuple[type[OriginError], str, str]:
     code = match[1] if (match := _CODE.search(text)) else ""
     said = match[1] if (match := _TEXT.search(text)) else ""

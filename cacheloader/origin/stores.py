@@ -53,11 +53,14 @@ _AZURE_CONNECTION = {
 }
 
 
-def s3_store(url: str, options: Mapping[str, object], environment: Mapping[str, str]) -> tuple[str, Any]:
+def s3_store(
+    url: str, options: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[str, Any, AwsChain | None]:
     """Identity of the bucket of ``url`` and what builds its store.
 
     Returns:
-        The ``origin_id``, and an asynchronous function that asks the credential chain and builds the store.
+        The ``origin_id``, an asynchronous function that builds the store, and the credential chain that it asks, if it
+        asks one.
     """
     chosen = s3_options(options)
     bucket = urlsplit(url).netloc
@@ -67,7 +70,8 @@ def s3_store(url: str, options: Mapping[str, object], environment: Mapping[str, 
         endpoint, region = await s3_endpoint_and_region(chosen, environment, chain)
         return _build_s3(bucket, chosen, chain, endpoint=endpoint, region=region)
 
-    return s3_origin_id(bucket, chosen, environment), build
+    asked = None if chosen.anonymous or chosen.key else chain
+    return s3_origin_id(bucket, chosen, environment), build, asked
 
 
 def s3_origin_id(bucket: str, options: S3Options, environment: Mapping[str, str]) -> str:
@@ -155,7 +159,9 @@ def _build_s3(bucket: str, chosen: S3Options, chain: AwsChain, *, endpoint: str,
     )
 
 
-def gs_store(url: str, options: Mapping[str, object], environment: Mapping[str, str]) -> tuple[str, Any]:
+def gs_store(
+    url: str, options: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[str, Any, AwsChain | None]:
     """As ``s3_store``, for Google Cloud Storage. Without credentials, obstore asks gcloud's files and the instance."""
     chosen = gs_options(options)
     bucket = urlsplit(url).netloc
@@ -170,7 +176,7 @@ def gs_store(url: str, options: Mapping[str, object], environment: Mapping[str, 
     async def build() -> ObjectStore:
         return GCSStore(bucket, config=config, client_options=_client(endpoint), retry_config=_NO_RETRY)  # type: ignore[arg-type]
 
-    return f"gs+{endpoint or 'google'}/{bucket}", build
+    return f"gs+{endpoint or 'google'}/{bucket}", build, None
 
 
 def _gs_token(token: object) -> dict[str, Any]:
@@ -194,7 +200,9 @@ def _gs_token(token: object) -> dict[str, Any]:
     return {"application_credentials": token}
 
 
-def azure_store(url: str, options: Mapping[str, object], environment: Mapping[str, str]) -> tuple[str, Any]:
+def azure_store(
+    url: str, options: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[str, Any, AwsChain | None]:
     """As ``s3_store``, for Azure Blob Storage: `az://container/…` or `abfs://container@account.host/…`."""
     chosen = azure_options(options)
     container, _, host = urlsplit(url).netloc.partition("@")
@@ -225,7 +233,7 @@ def azure_store(url: str, options: Mapping[str, object], environment: Mapping[st
     async def build() -> ObjectStore:
         return AzureStore(container, config=config, client_options=_client(endpoint), retry_config=_NO_RETRY)  # type: ignore[arg-type]
 
-    return f"az+{endpoint or 'azure'}/{config['account_name']}/{container}", build
+    return f"az+{endpoint or 'azure'}/{config['account_name']}/{container}", build, None
 
 
 def _azure_connection(text: str) -> dict[str, str]:
@@ -239,7 +247,9 @@ def _azure_connection(text: str) -> dict[str, str]:
     return found
 
 
-def http_store(url: str, options: Mapping[str, object], environment: Mapping[str, str]) -> tuple[str, Any]:
+def http_store(
+    url: str, options: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[str, Any, AwsChain | None]:
     """As ``s3_store``, for one HTTP server."""
     del environment
     chosen = http_options(options)
@@ -252,7 +262,7 @@ def http_store(url: str, options: Mapping[str, object], environment: Mapping[str
             client["default_headers"] = chosen.headers
         return HTTPStore(root, client_options=client, retry_config=_NO_RETRY)
 
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", build
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}", build, None
 
 
 def _client(endpoint: str, *, verify: bool | str = True) -> ClientConfig:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cacheloader.config import TransportOptions
 from cacheloader.errors import CorruptShard, OriginChanged, OriginDenied, OriginError
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.open import open_origin
@@ -15,13 +17,17 @@ from cacheloader.origin.retry import Backoff
 from cacheloader.origin.slots import TransferSlots
 from cacheloader.origin.transfer import TransferLimits, transfer
 from cacheloader.protocol import messages
+from cacheloader.protocol.messages import DatasetSpec
+from cacheloader.transport.open import open_transport
 from tests.support.counting_proxy import Fault
+from tests.support.expiring_proxy import ExpiringProxy
 from tests.support.fault_proxy import FaultProxy, passing_faults, unanswering_port
-from tests.support.seaweedfs import storage_options
+from tests.support.seaweedfs import KEYS, storage_options
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from tests.support.node_daemon import NodeDaemon
     from tests.support.raw_client import RawClient
@@ -208,6 +214,41 @@ def test_a_session_with_fresh_credentials_helps_one_whose_have_expired(
         lease = old.acquire(2)
         assert lease.read() == shards.paths[2].read_bytes()
         lease.close()
+
+
+def test_keys_that_end_in_the_middle_of_a_job_are_renewed_and_the_job_goes_on(
+    daemons: Daemons, shards: ShardSet, url: str, s3_server: SeaweedServer, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """1. A job reads with the keys of a file. 2. They end. 3. Somebody has put others there. 4. Nobody notices."""
+    keys = tmp_path / "credentials"
+    first, second = list(KEYS)[:2]
+
+    def write(key: str) -> None:
+        keys.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {KEYS[key]}\n")
+
+    gate = ExpiringProxy(s3_server.port)
+    gate.start()
+    try:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", gate.url)
+        write(first)
+        daemon = daemons().start()
+        session = open_transport(TransportOptions(cache_dir=daemon.directory))
+        session.open_dataset(DatasetSpec(urls=[url]))
+        write(second)
+        gate.requests_left[first] = 3
+        for number, path in enumerate(shards.paths):
+            lease = session.acquire(number)
+            assert lease.read(0, lease.size_bytes) == path.read_bytes()
+            lease.release()
+        assert gate.refused[first] > 0
+        assert daemon.status()["account"]["fetch_failures"] == {}
+        session.close()
+    finally:
+        gate.stop()
 
 
 @pytest.mark.parametrize("wish", ["a request", "a plan"])

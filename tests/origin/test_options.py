@@ -97,7 +97,7 @@ async def test_an_s3_store_takes_nothing_from_the_environment_of_the_process(mon
         "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    _, build = s3_store("s3://bucket/", {"key": "k", "secret": "s", "endpoint_url": "http://mine"}, {})
+    _, build, _ = s3_store("s3://bucket/", {"key": "k", "secret": "s", "endpoint_url": "http://mine"}, {})
     store = await build()
     assert "other" not in str(store.config.values())
     assert (store.config["endpoint"], store.config["region"]) == ("http://mine", "us-east-1")
@@ -113,7 +113,7 @@ async def test_an_s3_store_takes_nothing_from_the_environment_of_the_process(mon
 
 async def test_s3_addresses_follow_region_endpoint_and_style():
     async def endpoint(**options: object) -> str:
-        _, build = s3_store("s3://bucket/", {"key": "k", "secret": "s", **options}, {})
+        _, build, _ = s3_store("s3://bucket/", {"key": "k", "secret": "s", **options}, {})
         return str((await build()).config["endpoint"])
 
     assert await endpoint(client_kwargs={"region_name": "eu-west-1"}) == "https://s3.eu-west-1.amazonaws.com"
@@ -168,7 +168,7 @@ async def test_an_azure_account_is_found_in_options_url_connection_string_and_en
 
 
 async def test_the_options_of_obstore_that_would_interfere_are_off():
-    _, build = s3_store("s3://bucket/", {"key": "k", "secret": "s"}, {})
+    _, build, _ = s3_store("s3://bucket/", {"key": "k", "secret": "s"}, {})
     store = await build()
     assert store.retry_config["max_retries"] == 0
     assert store.client_options["timeout"] == "7days"

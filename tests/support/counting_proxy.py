@@ -185,7 +185,7 @@ class CountingProxy:
         self.peak_in_flight = max(self.peak_in_flight, self._in_flight)
         try:
             method, target, _ = request.first_line.split(" ", 2)
-            fault = self._matching_fault(method, target)
+            fault = self._refusal(request) or self._matching_fault(method, target)
             if request.get("expect"):
                 request.drop("expect")
                 writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -198,7 +198,7 @@ class CountingProxy:
                     pass
                 await self._delay(method, target)
                 self._record(method, target, byte_range, fault.status, 0)
-                await self._answer(writer, fault)
+                await self._answer(writer, fault, has_body=method != "HEAD")
                 return True
             upstream_writer.write(request.encode())
             async for block in body:
@@ -285,13 +285,13 @@ class CountingProxy:
                     async with asyncio.timeout(0.2):
                         await reader.read(1)
 
-    async def _answer(self, writer: asyncio.StreamWriter, fault: Fault) -> None:
+    async def _answer(self, writer: asyncio.StreamWriter, fault: Fault, *, has_body: bool) -> None:
         body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
         head = Head(f"HTTP/1.1 {fault.status} Injected")
         head.headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
         if fault.retry_after_s is not None:
             head.headers.append(("Retry-After", f"{fault.retry_after_s:g}"))
-        writer.write(head.encode() + body)
+        writer.write(head.encode() + (body if has_body else b""))
         await writer.drain()
 
     async def _delay(self, method: str, target: str) -> None:
@@ -304,6 +304,11 @@ class CountingProxy:
         now = time.monotonic()
         self._paced_until_s = max(now, self._paced_until_s) + num_bytes / self.bandwidth_bytes_per_s
         await asyncio.sleep(self._paced_until_s - now)
+
+    def _refusal(self, request: Head) -> Fault | None:
+        """Why this request is refused whatever it asks for; a subclass may look at who asks."""
+        del request
+        return None
 
     def _matching_fault(self, method: str, target: str) -> Fault | None:
         path = unquote(target)

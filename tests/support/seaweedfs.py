@@ -7,11 +7,21 @@ from typing import Any
 from cacheloader.demo import seaweedfs
 from cacheloader.demo.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, free_ports, storage_options
 
-__all__ = ["ACCESS_KEY", "REGION", "SECRET_KEY", "SeaweedServer", "free_ports", "storage_options"]
+__all__ = ["ACCESS_KEY", "KEYS", "REGION", "SECRET_KEY", "SeaweedServer", "free_ports", "storage_options"]
+
+
+KEYS = {ACCESS_KEY: SECRET_KEY, "AKTEST02": "SKTEST-second-0123", "AKTEST03": "SKTEST-third-01234"}
+"""All that open the test server, the demo's first."""
 
 
 class SeaweedServer(seaweedfs.SeaweedServer):
-    """One `weed server`, addressed through boto3."""
+    """One `weed server`, addressed through boto3, that knows more than one key of the same user."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        (user,) = self.identities
+        keys = [{"accessKey": key, "secretKey": secret} for key, secret in KEYS.items()]
+        self.identities = [{**user, "credentials": keys}]
 
     def client(self, endpoint_url: str = "") -> Any:
         """A boto3 client that may do everything."""
