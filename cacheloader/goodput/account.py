@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -41,14 +41,23 @@ class Segments:
     @classmethod
     def of(cls, attempt: int, device: int, rows: np.ndarray) -> Self:
         """Rows of start, end, category and label of one device."""
-        size = len(rows)
+        # Copies: the whole rows would stay in memory.
+        return cls.of_columns(attempt, device, (rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2], rows[:, 3].copy()))
+
+    @classmethod
+    def of_columns(
+        cls, attempt: int, device: int, columns: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    ) -> Self:
+        """The same as columns; all but the times become as narrow as they can be: there may be millions of rows."""
+        start_ns, end_ns, category, label = columns
+        size = len(start_ns)
         return cls(
-            attempt=np.full(size, attempt, dtype=np.int32),
-            device=np.full(size, device, dtype=np.int32),
-            start_ns=rows[:, 0].copy(),  # the whole rows would stay in memory
-            end_ns=rows[:, 1].copy(),
-            category=rows[:, 2].astype(np.int8),
-            label=rows[:, 3].astype(np.int32),
+            attempt=np.full(size, attempt, dtype=_type_of(attempt)),
+            device=np.full(size, device, dtype=_type_of(device)),
+            start_ns=start_ns,
+            end_ns=end_ns,
+            category=category.astype(np.int8, copy=False),
+            label=label.astype(_type_of(int(label.max())) if size else np.int8, copy=False),
         )
 
     @classmethod
@@ -95,8 +104,8 @@ class Segments:
         """Device-nanoseconds by category, of each device."""
         spans = self.end_ns - self.start_ns
         found: dict[int, dict[Category, int]] = {}
-        edges = np.flatnonzero(np.diff(self.device, prepend=-1)).tolist()  # devices come in long stretches
-        for begin, end in pairwise([*edges, len(spans)]):
+        edges = (1 + np.flatnonzero(self.device[1:] != self.device[:-1])).tolist()  # devices come in long stretches
+        for begin, end in pairwise([0, *edges, len(spans)] if len(spans) else []):
             own = found.setdefault(int(self.device[begin]), dict.fromkeys(Category, 0))
             # A sum of floats would not be exact; one device's nanoseconds fit 64 bits for 292 years.
             sums = np.zeros(len(Category), dtype=np.int64)
@@ -108,6 +117,10 @@ class Segments:
             for category in Category:
                 own[category] += int(sums[category])
         return found
+
+
+def _type_of(most: int) -> type[np.signedinteger[Any]]:
+    return next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if most <= np.iinfo(kind).max)
 
 
 _NO_SEGMENTS = Segments.of(0, 0, np.zeros((0, 4), dtype=np.int64))
@@ -138,7 +151,7 @@ class StepStatistics:
     def add(self, paint: Painted, fates: np.ndarray, idle_ns: np.ndarray) -> None:
         """Count one rank in one attempt."""
         is_kept = fates == Fate.KEPT
-        tokens, samples = paint.table[:, 7], paint.table[:, 8]
+        tokens, samples = paint.table.column(7), paint.table.column(8)
         self.tokens_issued += int(tokens.sum())
         self.tokens_kept += int(tokens[is_kept].sum())
         self.samples_issued += int(samples.sum())

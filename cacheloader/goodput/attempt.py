@@ -164,7 +164,7 @@ def _death(
     last_steps = [int(paint.end_ns[-1]) for paint in painted.values() if len(paint.end_ns)]
     last_marks = [paint.marks[-1].end_ns for paint in painted.values() if paint.marks]
     silent = [rank for (rank, _), paint in painted.items() if paint.end is None]
-    durations = [paint.table[:, 3] for paint in painted.values() if len(paint.end_ns)]
+    durations = [paint.table.column(3) for paint in painted.values() if len(paint.end_ns)]
     is_witnessed = any(e.died_wall_ns == died_ns and e.first_seen_by != "daemon" for e in attempt.failures.values())
     in_phase = any(paint.open_phase is not None for paint in painted.values())  # those take as long as they take
     if last_steps and not is_witnessed and not in_phase and any(len(values) > 1 for values in durations):

@@ -85,21 +85,26 @@ def run(options: argparse.Namespace) -> int:
     reader = Reader(options.folder)
     while True:
         begin_s = time.monotonic()
-        account, is_live = reader.account()
-        found = report(account, name=reader.folder.name, damaged=reader.folder.damaged, is_live=is_live)
-        if options.html:
-            _write(options.html, page(account, found), "--html")
-        if options.textfile:
-            _write(options.textfile, textfile.text(found), "--textfile")
-        if options.json:
-            print(json.dumps(found))
-        else:
-            if options.watch and sys.stdout.isatty():
-                print("\x1b[2J\x1b[H", end="")
-            print("\n".join(lines(found)), flush=True)
+        _show(reader, options)
         if not options.watch:
-            return 1 if found["damaged_lines"] else 0
+            return 1 if reader.folder.damaged else 0
         time.sleep(max(WATCH_S, 10 * (time.monotonic() - begin_s)))  # a long run's report costs seconds itself
+
+
+def _show(reader: Reader, options: argparse.Namespace) -> None:
+    """One report; nothing of it stays in memory until the next."""
+    account, is_live = reader.account()
+    found = report(account, name=reader.folder.name, damaged=reader.folder.damaged, is_live=is_live)
+    if options.html:
+        _write(options.html, page(account, found), "--html")
+    if options.textfile:
+        _write(options.textfile, textfile.text(found), "--textfile")
+    if options.json:
+        print(json.dumps(found))
+    else:
+        if options.watch and sys.stdout.isatty():
+            print("\x1b[2J\x1b[H", end="")
+        print("\n".join(lines(found)), flush=True)
 
 
 def _write(path: Path, content: str, option: str) -> None:

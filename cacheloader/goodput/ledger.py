@@ -42,7 +42,7 @@ SILENCE_NS = 15 * 10**9
 
 MIN_STEPS_FOR_HANG = 5
 
-_FATED = np.zeros((len(Part), len(Fate)), dtype=np.int64)
+_FATED = np.zeros((len(Part), len(Fate)), dtype=np.int8)
 """The category of each part of a step, by the step's fate."""
 _FATED[Part.FETCH] = Category.FETCH, Category.FETCH, Category.LOST
 _FATED[Part.COMPUTE] = Category.COMPUTE, Category.PROVISIONAL, Category.LOST
@@ -240,21 +240,26 @@ class _Fold:
         fates = self._lineage.fates[k][t]
         start_up = Category.INIT if k == 0 else Category.RESTART
         categories = _FATED[pieces.part, fates[pieces.step]]
-        part_labels = np.array([self._label(part.name.lower()) for part in Part], dtype=np.int64)
-        rows = np.stack([pieces.start_ns, pieces.end_ns, categories, part_labels[pieces.part]], axis=1)
+        part_labels = np.array([self._label(part.name.lower()) for part in Part], dtype=np.int32)
         marks = [(m.start_ns, m.end_ns, int(m.category), self._label(m.label)) for m in paint.marks]
-        rows = np.concatenate([rows, np.array(marks, dtype=np.int64).reshape(-1, 4)])
-        rows[rows[:, 2] == Category.INIT, 2] = start_up
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        rows[:, :2] = np.clip(rows[:, :2], begin, end)
-        rows = rows[rows[:, 1] > rows[:, 0]]
-        self._segments.append(Segments.of(k, t, rows))
+        columns = [pieces.start_ns, pieces.end_ns, categories, part_labels[pieces.part]]
+        if marks:
+            more = np.array(marks, dtype=np.int64)
+            columns = [np.concatenate([column, more[:, i].astype(column.dtype)]) for i, column in enumerate(columns)]
+            order = np.argsort(columns[0], kind="stable")
+            columns = [column[order] for column in columns]
+        starts, ends = np.clip(columns[0], begin, end), np.clip(columns[1], begin, end)
+        is_there = ends > starts
+        starts, ends, categories = starts[is_there], ends[is_there], columns[2][is_there]
+        categories[categories == Category.INIT] = start_up
+        self._segments.append(Segments.of_columns(k, t, (starts, ends, categories, columns[3][is_there])))
         self._count_undone(k, t, pieces, begin, end)
         first_step_ns = int(paint.start_ns[0]) if len(paint.start_ns) else end
         head_ns = min(max(begin, first_step_ns), end)
-        reached = int(rows[-1, 1]) if len(rows) else begin
-        gaps = np.stack((np.concatenate(([begin], rows[:, 1])), np.concatenate((rows[:, 0], [reached]))), axis=1)
-        gaps = gaps[gaps[:, 1] > gaps[:, 0]]
+        reached = int(ends[-1]) if len(ends) else begin
+        befores, behinds = np.append(begin, ends), np.append(starts, reached)
+        is_gap = behinds > befores
+        gaps = np.stack((befores[is_gap], behinds[is_gap]), axis=1)
         inside: list[tuple[int, int, Category, str]] = []
         for a, b in gaps.tolist():
             inside += self._head(paint, start_up, a, min(b, head_ns)) if a < head_ns else []

@@ -67,7 +67,7 @@ def lineage(attempts: Sequence[Sequence[Track]], painted: Sequence[Sequence[Pain
             numbers = paint.step_numbers
             undone_inside = np.zeros(len(numbers), dtype=bool)
             for cut in effective:
-                before = paint.table[:, 0] < cut.seq if by_seq else paint.end_ns <= cut.wall_ns
+                before = paint.table.column(0) < cut.seq if by_seq else paint.end_ns <= cut.wall_ns
                 undone_inside |= before & (numbers > cut.to_step)
             inner[-1].append(undone_inside)
             survivals[-1].append(~undone_inside & (numbers <= limits[k]))

@@ -278,8 +278,9 @@ def _fetch(account: Account) -> list[dict[str, Any]]:
     """Waiting times of all batches, by epoch: counts in the buckets of ``FETCH_EDGES_S``, and quantiles."""
     by_epoch: dict[int, list[np.ndarray]] = {}
     for _, paint in account.steps.rows:
-        for epoch in np.unique(paint.table[:, 9]).tolist():
-            by_epoch.setdefault(epoch, []).append(paint.table[paint.table[:, 9] == epoch, 5])
+        epochs, fetch_ns = paint.table.column(9), paint.table.column(5)
+        for epoch in np.unique(epochs).tolist():
+            by_epoch.setdefault(epoch, []).append(fetch_ns[epochs == epoch])
     found = []
     for epoch, parts in sorted(by_epoch.items()):
         seconds = np.concatenate(parts) / 1e9

@@ -90,7 +90,7 @@ def waits(ranks: Sequence[int], painted: Sequence[Painted], arrivals: LastArriva
     Returns:
         For each rank the wait of each step in nanoseconds; and where each step is found.
     """
-    result = [np.maximum(paint.table[:, 6], 0) for paint in painted]
+    result = [np.maximum(paint.table.column(6), 0) for paint in painted]
     places = Places.of([paint.step_numbers for paint in painted])
     if not len(places.order):
         return result, places
@@ -120,7 +120,7 @@ class _Told:
     @classmethod
     def of(cls, ranks: Sequence[int], painted: Sequence[Painted]) -> Self:
         def column(index: int) -> np.ndarray:
-            return np.concatenate([paint.table[:, index] for paint in painted])
+            return np.concatenate([paint.table.column(index) for paint in painted])
 
         return cls(
             ranks=ranks,
@@ -176,7 +176,7 @@ def _stayed_longer(
     depth = np.minimum.reduceat(lengths, starts)
     longer = np.zeros(len(offsets), dtype=np.int64)
     for i in range(int(depth.max())):
-        stay = stays[offsets + np.minimum(i, lengths - 1)]
+        stay = stays[offsets + np.minimum(i, lengths - 1)].astype(np.int64)
         shortest = np.minimum.reduceat(stay, starts)
         longer += np.where(np.repeat(depth > i, counts), stay - np.repeat(shortest, counts), 0)
     return longer
@@ -212,7 +212,7 @@ def _count(told: _Told, arrivals: LastArrivals, seen: _Seen) -> None:
         arrivals.last[rank] += int(own.sum())
         arrivals.caused_ns[rank] += int(caused_ns[own].sum())
         arrivals.fetch_ns[rank] += int(explained_ns[own].sum())
-        named, times = np.unique(paint.table[seen.row[last[own]] - told.begins[t], SOURCE], return_counts=True)
+        named, times = np.unique(paint.table.column(SOURCE)[seen.row[last[own]] - told.begins[t]], return_counts=True)
         for name, count in zip(named.tolist(), times.tolist(), strict=True):
             if name >= 0:
                 arrivals.sources.setdefault(rank, Counter())[paint.sources[name]] += count

@@ -12,6 +12,7 @@ import numpy as np
 
 from cacheloader.goodput import events
 from cacheloader.goodput.categories import Category, Part
+from cacheloader.goodput.table import Table, narrowed
 
 if TYPE_CHECKING:
     from cacheloader.goodput.events import Event
@@ -33,6 +34,8 @@ SOURCE = COLLECTIVES + 1
 
 _MAX_STAYS = 2**16 - 1
 _NUM_COLUMNS = SOURCE + 1
+_PENDING_ROWS = 2**13
+"""Steps that may wait until they are packed."""
 
 _START_UP_PHASES = frozenset(("init", "rendezvous", "ckpt_find", "ckpt_read", "loader_restore", "warmup"))
 
@@ -67,11 +70,12 @@ class Track:
         self.node, self.rank, self.world = first.node, first.rank, first.world
         self.others: dict[int, Event] = {}
         """Events that are no steps, by ``seq``."""
-        self._table = np.zeros((0, _NUM_COLUMNS), dtype=np.int64)
+        self._table = Table(_NUM_COLUMNS)
         """Steps in order, each once, without those of ``_new``."""
         self._new: list[np.ndarray] = []
-        self._late: list[tuple[int, int, int, int]] = []
-        """What a device told of a step later: seq, the step's ``mono_ns``, exposed fetch or -1, collectives."""
+        self._num_new = 0
+        self._late: array[int] = array("q")
+        """What a device told of steps later, four numbers each: seq, ``mono_ns``, exposed fetch or -1, collectives."""
         self._late_ends: tuple[events.StepLate, ...] = ()
         """Of these the first one by number, the earliest and the latest: there are as many of them as of steps."""
         self._stays: array[int] = array("q")
@@ -88,7 +92,7 @@ class Track:
             return
         if isinstance(event, events.StepLate):
             exposed_ns = nanoseconds(event.exposed_s) if event.exposed_s >= 0 else -1
-            self._late.append((event.seq, event.of_mono_ns, exposed_ns, self._keep_stays(event.coll_us)))
+            self._late.extend((event.seq, event.of_mono_ns, exposed_ns, self._keep_stays(event.coll_us)))
             known = [*self._late_ends, event]
             self._late_ends = (
                 min(known, key=lambda late: late.seq),
@@ -121,6 +125,9 @@ class Track:
         names = self._sources
         rows[:, SOURCE] = [names.setdefault(event.source, len(names)) if event.source else -1 for event in found]
         self._new.append(rows)
+        self._num_new += len(rows)
+        if self._num_new >= _PENDING_ROWS:
+            self._pack()
         self._num_taken += len(found)
         earliest = min(found, key=lambda event: event.seq)
         if self._first_step is None or earliest.seq < self._first_step[0]:
@@ -139,17 +146,20 @@ class Track:
         self._stays.extend(coll_us[:count])
         return offset << 16 | count if count else -1
 
-    def _steps(self) -> np.ndarray:
+    def _pack(self) -> None:
         if self._new:
-            table = np.concatenate([self._table, *self._new])
+            self._table.add(np.concatenate(self._new))
             self._new.clear()
-            if len(table) > 1 and not (np.diff(table[:, 0]) > 0).all():
-                table = table[np.unique(table[:, 0], return_index=True)[1]]
-            self._table = table
-        return self._with_late(self._table.copy()) if self._late else self._table
+            self._num_new = 0
+
+    def _steps(self) -> Table:
+        self._pack()
+        if self._late and len(self._table):
+            return Table.of(self._with_late(self._table.rows()))
+        return self._table.snapshot()
 
     def _with_late(self, table: np.ndarray) -> np.ndarray:
-        late = np.array(self._late, dtype=np.int64)
+        late = np.array(self._late, dtype=np.int64).reshape(-1, 4)
         late = late[np.unique(late[:, 0], return_index=True)[1]]
         order = np.argsort(table[:, 1], kind="stable")
         clock = table[order, 1]
@@ -171,16 +181,16 @@ class Track:
         readings += [] if self._first_step is None else [self._first_step]
         offset_ns = min(readings)[1]
         marks, open_phase = _marks(others, offset_ns)
-        end_ns = table[:, 1] + offset_ns
+        end_ns = table.column(1) + offset_ns
         reached_ns = np.maximum.accumulate(end_ns) if len(end_ns) else end_ns
         earliest_ns = np.concatenate(([np.iinfo(np.int64).min], reached_ns[:-1])) if len(end_ns) else end_ns
-        start_ns = np.minimum(np.maximum(end_ns - table[:, 3], earliest_ns), end_ns)
+        start_ns = np.minimum(np.maximum(end_ns - table.column(3), earliest_ns), end_ns)
         last_ns = [int(reached_ns[-1])] if len(end_ns) else []
         last_ns += [event.mono_ns + offset_ns for event in others]
         return Painted(
             offset_ns=offset_ns,
             table=table,
-            stays=np.array(self._stays, dtype=np.int64),
+            stays=narrowed(self._stays),
             sources=tuple(self._sources),
             start_ns=start_ns,
             end_ns=np.maximum(end_ns, start_ns),
@@ -213,7 +223,7 @@ class Painted:
     """
 
     offset_ns: int
-    table: np.ndarray
+    table: Table
     stays: np.ndarray
     sources: tuple[str, ...]
     start_ns: np.ndarray
@@ -228,7 +238,7 @@ class Painted:
     @property
     def step_numbers(self) -> np.ndarray:
         """Of each step."""
-        return self.table[:, 2]
+        return self.table.column(2)
 
     def pieces(self, wait_ns: np.ndarray, hang_ns: np.ndarray, warmup_ns: int) -> Pieces:
         """The steps, cut into parts: fetch first, then the computing, then warm-up, hang and waiting.
@@ -239,7 +249,7 @@ class Painted:
             warmup_ns: Time beyond the median that the first step took.
         """
         fetch_ns = self.fetch_ns()
-        step = np.arange(len(self.start_ns), dtype=np.int64)
+        step = np.arange(len(self.start_ns), dtype=np.int32)
         touched = self._touched()
         rows: list[tuple[int, int, int, int]] = []
         for i in np.flatnonzero(touched):
@@ -252,30 +262,36 @@ class Painted:
         warm = np.zeros_like(left)
         if len(step) and plain[0]:
             warm[0] = min(warmup_ns, int(left[0] - waits[0] - hangs[0]))
-        edges = [begin, begin + fetch_ns[plain], end - waits - hangs - warm, end - waits - hangs, end - waits, end]
         parts = (Part.FETCH, Part.COMPUTE, Part.WARMUP, Part.HANG, Part.WAIT)
-        columns = [
-            np.stack([edges[i], edges[i + 1], np.full(len(begin), part, dtype=np.int64), step[plain]], axis=1)
-            for i, part in enumerate(parts)
-        ]
-        columns.append(np.array(rows, dtype=np.int64).reshape(-1, 4))
-        table = np.concatenate(columns)
-        table = table[table[:, 1] > table[:, 0]]
-        table = table[np.argsort(table[:, 0], kind="stable")]
-        return Pieces(start_ns=table[:, 0], end_ns=table[:, 1], part=table[:, 2], step=table[:, 3])
+        edges = np.empty((len(begin), len(parts) + 1), dtype=np.int64)
+        for column, edge in enumerate(
+            (begin, begin + fetch_ns[plain], end - waits - hangs - warm, end - waits - hangs, end - waits, end)
+        ):
+            edges[:, column] = edge
+        is_piece = edges[:, 1:] > edges[:, :-1]
+        of_step, of_part = np.nonzero(is_piece)
+        pieces = Pieces(
+            start_ns=edges[:, :-1][is_piece],
+            end_ns=edges[:, 1:][is_piece],
+            part=np.array(parts, dtype=np.int8)[of_part],
+            step=step[plain][of_step],
+        )
+        return pieces.with_rows(np.array(rows, dtype=np.int64).reshape(-1, 4)) if rows else pieces
 
     def busy_ns(self) -> np.ndarray:
         """Of each step, its time without fetching and without marks inside it."""
         busy: np.ndarray = self.end_ns - self.start_ns - self.fetch_ns()
-        for i in np.flatnonzero(self._touched()):
+        touched = np.flatnonzero(self._touched())
+        exposed_ns = self.table.column(4)[touched]
+        for i, exposed in zip(touched.tolist(), exposed_ns.tolist(), strict=True):
             end = int(self.end_ns[i])
-            begin = min(end, int(self.start_ns[i] + self.table[i, 4]))
+            begin = min(end, int(self.start_ns[i]) + exposed)
             busy[i] = max(0, sum(stop - start for start, stop in _without(begin, end, self.marks)))
         return busy
 
     def fetch_ns(self) -> np.ndarray:
         """Of each step, its exposed fetch."""
-        exposed: np.ndarray = np.clip(self.table[:, 4], 0, self.end_ns - self.start_ns)
+        exposed: np.ndarray = np.clip(self.table.column(4), 0, self.end_ns - self.start_ns)
         return exposed
 
     def _touched(self) -> np.ndarray:
@@ -323,6 +339,17 @@ class Pieces:
     end_ns: np.ndarray
     part: np.ndarray
     step: np.ndarray
+
+    def with_rows(self, rows: np.ndarray) -> Pieces:
+        """With more of them, as rows of start, end, part and step."""
+        rows = rows[rows[:, 1] > rows[:, 0]]
+        order = np.argsort(np.concatenate([self.start_ns, rows[:, 0]]), kind="stable")
+        return Pieces(
+            start_ns=np.concatenate([self.start_ns, rows[:, 0]])[order],
+            end_ns=np.concatenate([self.end_ns, rows[:, 1]])[order],
+            part=np.concatenate([self.part, rows[:, 2].astype(np.int8)])[order],
+            step=np.concatenate([self.step, rows[:, 3].astype(np.int32)])[order],
+        )
 
 
 def nanoseconds(seconds: float) -> int:
