@@ -11,16 +11,17 @@ import sys
 import tempfile
 import time
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness.runner import ROOT
+from benchmarks.harness.runner import COMPILED_VARIABLE, NOT_COMPILED_VARIABLE, ROOT
 from benchmarks.running import NothingChosen, Ran, Settings, run_program, run_scenario
 from benchmarks.schedule import PARTS, PROFILES, SCENARIOS, shares_s, table
 from benchmarks.summary.document import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchmarks.schedule import Part
 
@@ -31,11 +32,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _leave)
     work = options.work or ROOT / ".bench"
     work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="compiled-", dir=work, ignore_cleanup_errors=True) as compiled:
-        return _run(options, _settings(options, work=work, compiled=Path(compiled)))
+    with _compiled_once(work):
+        return _run(options, _settings(options, work=work))
 
 
-def _settings(options: argparse.Namespace, *, work: Path, compiled: Path) -> Settings:
+@contextmanager
+def _compiled_once(work: Path) -> Iterator[None]:
+    """Let each interpreter compile its modules once for all that is started here, and leave none of it behind."""
+    before = dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="compiled-", dir=work, ignore_cleanup_errors=True) as folder:
+        os.environ.pop(NOT_COMPILED_VARIABLE, None)
+        os.environ[COMPILED_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _settings(options: argparse.Namespace, *, work: Path) -> Settings:
     return Settings(
         machine=options.machine,
         output=options.output,
@@ -47,7 +62,6 @@ def _settings(options: argparse.Namespace, *, work: Path, compiled: Path) -> Set
         calm_timeout_s=options.calm_timeout,
         noisy_retries=options.noisy_retries,
         say=_say,
-        compiled=compiled,
     )
 
 

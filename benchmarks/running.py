@@ -49,7 +49,6 @@ class Settings:
         calm_timeout_s: Longest wait for a calm machine before a run.
         noisy_retries: Repeats of a run that others disturbed.
         say: Where progress goes.
-        compiled: Where modules are kept that the first run of each interpreter compiles.
     """
 
     machine: str
@@ -62,7 +61,6 @@ class Settings:
     calm_timeout_s: float = 20.0
     noisy_retries: int = 2
     say: Callable[[str], None] = field(default=print)
-    compiled: Path | None = None
 
     @property
     def mark(self) -> str:
@@ -123,7 +121,6 @@ def run_scenario(part: Part, settings: Settings, *, budget_s: float = math.inf) 
                 calm_timeout_s=0 if settings.small else settings.calm_timeout_s,
                 noisy_retries=0 if settings.small else settings.noisy_retries,
                 say=settings.say,
-                compiled=settings.compiled,
             )
             left_s = budget_s - (time.monotonic() - begin)
             try:

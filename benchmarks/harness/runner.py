@@ -33,6 +33,9 @@ _CALM_LOOK_S = 0.5
 MAX_FAILURES = 2
 """A contestant that failed so often is not tried again: one that hangs would take the time of all others."""
 
+COMPILED_VARIABLE, NOT_COMPILED_VARIABLE = "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"
+"""Where python keeps compiled modules, and that it does not."""
+
 _LOG_TAIL_BYTES = 4000
 _MESSAGE_LENGTH = 300
 _COMPILED = "compiled"
@@ -74,7 +77,6 @@ class Runner:
         calm_timeout_s: How long to wait before each run until the rest of the machine is calm.
         noisy_retries: How often to repeat a run during which others used more than ``NOISY_CORES``; the last counts.
         say: Where progress goes.
-        compiled: Where compiled modules are kept, for other runners too; below ``folder`` and removed if not given.
     """
 
     def __init__(
@@ -86,10 +88,8 @@ class Runner:
         calm_timeout_s: float = 20.0,
         noisy_retries: int = 0,
         say: Callable[[str], None] = print,
-        compiled: Path | None = None,
     ) -> None:
         self._folder = folder
-        self._compiled = compiled or folder / _COMPILED
         self._before_each = before_each
         self._timeout_s = timeout_s
         self._calm_timeout_s = calm_timeout_s
@@ -175,8 +175,8 @@ class Runner:
         code = os.pathsep.join([str(ROOT), str(ROOT / "daemon")])
         environment |= {"PYTHONPATH": code, "HOME": str(home), "TMPDIR": str(home)}
         # As installed, where modules lie there compiled: else each start of a daemon would compile its own.
-        environment |= {"PYTHONPYCACHEPREFIX": str(self._compiled)}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment.setdefault(COMPILED_VARIABLE, str(self._folder / _COMPILED))
+        environment.pop(NOT_COMPILED_VARIABLE, None)
         with (home / "log").open("wb") as log:
             process = subprocess.Popen(
                 [entry.python, "-m", "benchmarks.harness.child", str(home / "task.json"), str(home / "result.json")],

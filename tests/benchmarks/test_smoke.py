@@ -191,7 +191,8 @@ def test_small_run_of_what_a_gigabyte_costs(tmp_path):
     [measured] = content["rounds"]
     assert len(measured) == 2
     assert "wake-ups/s" in measured["daemon"]["configuration"]["at rest, no client"]
-    assert [ratio["figure"] for ratio in content["ratios"]] == ["CPU s/GB"]
+    # CPU time comes in ticks: what took none of so little data has no ratio.
+    assert {ratio["figure"] for ratio in content["ratios"]} <= {"CPU s/GB"}
 
 
 def test_a_peer_that_fails_is_a_line_in_the_report_and_the_product_that_fails_is_the_end():
