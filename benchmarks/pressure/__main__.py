@@ -100,9 +100,12 @@ def _bytes_cases(epoch_s: float) -> list[Case]:
 
 def _stall_cases(epoch_s: float) -> list[Case]:
     enough = Case(name="a link that suffices", cached=0.5, bandwidth=0.6, epoch_s=epoch_s, num_epochs=3)
+    narrow = Case(name="too narrow a link", cached=0.5, bandwidth=0.4, epoch_s=epoch_s, num_epochs=3)
     return [
         Case(name="all in the cache", cached=1.1, epoch_s=epoch_s, num_epochs=3),
-        Case(name="too narrow a link", cached=0.5, bandwidth=0.4, epoch_s=epoch_s, num_epochs=3),
+        narrow,
+        replace(narrow, name="the same, slow answers", slow_answers=SLOW_PART),
+        replace(narrow, name="the same, and second requests", slow_answers=SLOW_PART, hedge_share=0.05),
         Case(name="too narrow a link", cached=0.75, bandwidth=0.2, epoch_s=epoch_s, num_epochs=3),
         enough,
         replace(enough, name="the same, LRU", eviction="lru", num_epochs=2),

@@ -17,7 +17,7 @@ A real SeaweedFS behind a link that counts (and throttles), a real daemon, `cl.D
 workers, reshuffled every epoch. All figures are averages over all epochs but the first, as parts of the data set's
 bytes (*D*) or of the time without waiting. *Least* is what no policy can go below for one job: (1 - c) D, with c what
 the cache could hold by what shards really took in it. *Allowed* is 1.03 times least and window. The simulator had the
-same sizes and paces and ran the same planner; of slow answers it knew nothing. Second requests for late ranges
+same sizes and paces and ran the same planner. Second requests for late ranges
 (`hedge_share`) are off unless a row says otherwise: what they ask for again is no decision of the cache.
 """
 
@@ -66,7 +66,7 @@ def _stall_section(stalls: Sequence[Outcome]) -> list[str]:
         "sleeping. All rows ran at the same time, each with a daemon, a cache and a link of its own; nothing is "
         "subtracted, and the job with all in the cache shows what the machine took from each of them. In the first "
         "epoch, which does not count, the links were not throttled. Slow answers: one in fifty waits for 5 or 10 s "
-        "before its first byte, the others for 0.1 s; the simulator knows of the 0.1 s alone.",
+        "before its first byte, the others for 0.1 s; in the simulator it waits for 7.5 s.",
         "",
         "| case | c | b | least waiting | measured | more time than the least possible | simulated | bytes / D |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

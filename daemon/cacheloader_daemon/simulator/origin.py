@@ -93,4 +93,7 @@ class ModelOrigin:
         return latency_s
 
     def _draw_s(self) -> float:
-        return self._settings.latency_s * exp(self._settings.latency_sigma * float(self._generator.standard_normal()))
+        settings = self._settings
+        if settings.late_share and self._generator.random() < settings.late_share:
+            return settings.late_s
+        return settings.latency_s * exp(settings.latency_sigma * float(self._generator.standard_normal()))

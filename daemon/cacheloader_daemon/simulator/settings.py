@@ -28,6 +28,8 @@ class Settings:
         stream_bytes_per_s: Of one fetch alone; 0 for no such bound.
         latency_s: Median time until the first byte of a fetch.
         latency_sigma: Spread of it (lognormal): 0 for none; 1 for a slowest of a hundred that takes ten medians.
+        late_share: Part of the answers that come late, whatever the spread; 0 for none.
+        late_s: Time until the first byte of those.
         hedge: Whether a fetch without a first byte at the 95th percentile is asked for again; the first answer wins.
         check_s: From a fetch's last byte until the shard may be read.
         max_fetches: Shards fetched at once.
@@ -51,6 +53,8 @@ class Settings:
     stream_bytes_per_s: float = 0.0
     latency_s: float = 0.03
     latency_sigma: float = 0.0
+    late_share: float = 0.0
+    late_s: float = 0.0
     hedge: bool = False
     check_s: float = 0.0
     max_fetches: int = 16
@@ -71,12 +75,15 @@ class Settings:
                 raise ConfigError(f"{field.name}={value!r} is no {kind}")
         for name, smallest in (
             ("num_shards", 1), ("shard_bytes", 1), ("samples_per_shard", 1), ("cache_bytes", 1), ("overhead_bytes", 0),
-            ("latency_s", 0), ("latency_sigma", 0), ("check_s", 0), ("stream_bytes_per_s", 0), ("max_fetches", 1),
+            ("latency_s", 0), ("latency_sigma", 0), ("late_share", 0), ("late_s", 0), ("check_s", 0),
+            ("stream_bytes_per_s", 0), ("max_fetches", 1),
             ("lookahead_bytes", -1), ("num_jobs", 1), ("num_ranks", 1), ("batch_size", 1), ("shuffle_window", 1),
             ("num_epochs", 2),
         ):  # fmt: skip
             if not smallest <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name}={getattr(self, name)} is below {smallest}, or no number")
+        if self.late_share > 1:
+            raise ConfigError(f"late_share={self.late_share} is more than all answers; give a part, up to 1")
         for name in ("samples_per_s", "bandwidth_bytes_per_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name}={getattr(self, name)} is no number above 0")

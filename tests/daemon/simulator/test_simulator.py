@@ -68,6 +68,14 @@ def test_second_requests_take_most_of_the_waiting_out_of_a_heavy_tail() -> None:
     assert hedged.requests_per_epoch < 1.08 * plain.requests_per_epoch
 
 
+def test_a_few_very_late_answers_are_waited_for_unless_they_are_asked_for_again() -> None:
+    late = replace(NODE, bandwidth_bytes_per_s=6.0 * MIB, latency_s=0.1, late_share=0.02, late_s=20.0)
+    plain, hedged = forecast(late), forecast(replace(late, hedge=True))
+    assert plain.stall > 0.05
+    assert hedged.stall < 0.5 * plain.stall
+    assert hedged.requests_per_epoch < 1.05 * plain.requests_per_epoch
+
+
 def test_equal_settings_give_equal_answers_and_another_seed_another() -> None:
     settings = replace(NODE, num_shards=100, cache_bytes=50 * MIB, latency_sigma=1.0)
     assert forecast(settings) == forecast(settings)
@@ -86,6 +94,7 @@ def test_ranks_share_the_cache_and_their_jobs_pace() -> None:
         ({"num_shards": 0}, "num_shards=0 is below 1"),
         ({"cache_bytes": 1.5}, "cache_bytes=1.5 is no int"),
         ({"samples_per_s": float("nan")}, "samples_per_s=nan is no number above 0"),
+        ({"late_share": 1.5}, "late_share=1.5 is more than all answers"),
         ({"eviction": "fifo"}, "none of plan, lru"),
         ({"num_ranks": 401}, "401 ranks cannot share 400 shards"),
     ],
