@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.summary.asides import asides
 from benchmarks.summary.goals import GOALS
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Summary:
         machine: What the machine is called in public.
         date: ISO date.
         rows: In the order of ``GOALS``.
+        besides: What has no target: theme, what was measured, figure.
         parts: For each scenario of the call, in a sentence: how long it took, or how it failed.
         environment: Of the last report: commit, packages, machine.
     """
@@ -66,6 +68,7 @@ class Summary:
     machine: str
     date: str
     rows: Sequence[Row]
+    besides: Sequence[tuple[str, str, str]]
     parts: Mapping[str, str]
     environment: Mapping[str, Any]
 
@@ -100,6 +103,9 @@ class Summary:
         reasons = [f"- **{row.says}**: {row.reason}" for row in self.rows if row.verdict == MISSED]
         if reasons:
             lines += ["## Why targets were missed", "", *reasons, ""]
+        if self.besides:
+            lines += ["## Without a target", "", "| measured | | in |", "| --- | --- | --- |"]
+            lines += [f"| {what} | {figure} | {theme} |" for theme, what, figure in self.besides] + [""]
         lines += ["## What ran", "", *(f"- {name}: {said}" for name, said in self.parts.items()), ""]
         shown = ("commit", "dirty", "cpu_model", "cores", "kernel", "filesystem", "load_before", "load_after")
         lines += [
@@ -127,7 +133,9 @@ def summarize(reports: Mapping[str, Path], *, machine: str, date: str, parts: Ma
         found = [] if content is None else _found(goal, content)
         rows.append(_row(goal, found, report=reports[goal.theme].name, reasons=reasons) if found else _unmeasured(goal))
     environment: Mapping[str, Any] = next((one["environment"] for one in reversed(contents.values())), {})
-    return Summary(machine=machine, date=date, rows=rows, parts=parts, environment=environment)
+    return Summary(
+        machine=machine, date=date, rows=rows, besides=list(asides(contents)), parts=parts, environment=environment
+    )
 
 
 def _unmeasured(goal: Goal) -> Row:
@@ -161,6 +169,8 @@ def _row(goal: Goal, found: list[dict[str, Any]], *, report: str, reasons: Mappi
 def _margin(ratio: dict[str, Any]) -> float:
     """How far inside its bound a figure is; below 1 it is outside."""
     median, target = ratio["median"], ratio["target"]
+    if ratio["at_most"] and median <= 0:
+        return float("inf")
     over, under = (target, median) if ratio["at_most"] else (median, target)
     return over / under if under else float("inf")
 

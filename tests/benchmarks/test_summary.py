@@ -48,6 +48,25 @@ def test_of_bounds_from_above_the_largest_is_the_worst(tmp_path):
     assert (row.comparison, row.verdict) == ("b", "missed")
 
 
+def test_of_bounds_from_above_what_is_below_zero_is_no_worst(tmp_path):
+    found = [ratio(name, value, goal="scale", target=0.1, at_most=True) for name, value in (("a", -0.2), ("b", 0.05))]
+    row = row_of(summary_of({"scale": report(tmp_path, "scale", *found)}), "scale")
+    assert (row.comparison, row.verdict) == ("b", "met")
+
+
+def test_what_has_no_target_stands_below_the_targets(tmp_path):
+    found = ratio("first batch after a resume, s", 0.5, goal="", target=None) | {"figure": "first batch s"}
+    pressure = tmp_path / "pressure.json"
+    case = {
+        "case": {"name": "one job, planned", "num_jobs": 1},
+        "dataset_bytes": 100, "cached_bytes": 25.0, "least_bytes": 75.0, "bytes_per_epoch": 77.0,
+    }  # fmt: skip
+    pressure.write_text(json.dumps({"environment": {}, "bytes": [case]}))
+    text = summary_of({"node": report(tmp_path, "node", found), "pressure-bytes": pressure}).markdown()
+    assert "| first batch after a resume, s (first batch s) | 0.5 [0.4–0.6] | node |" in text
+    assert "a cache of 25%: bytes from the store an epoch | 0.770 of the data set; no policy goes below 0.750 |" in text
+
+
 def test_a_target_that_did_not_run_in_this_call_is_not_measured_though_older_reports_lie_there(tmp_path):
     report(tmp_path, "decode", ratio("warm / bare", 1.0, goal="decode", target=0.97))
     summary = summary_of({"two-epochs": report(tmp_path, "two-epochs", ratio("/ peer", 3.0))})
