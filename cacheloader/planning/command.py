@@ -95,7 +95,11 @@ def lines(answer: dict[str, Any]) -> list[str]:
             f"{answer['stall']:.1%} on top of computing; no policy waits less than {answer['least_stall']:.1%}",
         ),
         ("window", f"{format_size(answer['window_bytes'])} fetched ahead at most"),
-        ("disk writes", f"{format_size(answer['written_bytes_per_day'])} a day"),
+        (
+            "disk writes",
+            f"{format_size(answer['written_bytes_per_day'])} a day, "
+            f"{answer['written_bytes_per_day'] / answer['cache_bytes']:.1f} times the cache",
+        ),
     ]
     if answer["stall"] > SOME_STALL:
         enough = answer["enough_cache_bytes"]

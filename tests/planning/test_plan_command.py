@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ def test_people_are_told_in_sentences(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "200.0 MiB in 200 shards" in out
     assert "to end it       a cache of " in out
+    # 5 MiB a second all day into 50 MiB.
+    assert re.search(r"disk writes     4\d\d\.\d GiB a day, 8\d\d\d\.\d times the cache", out)
 
 
 @pytest.mark.parametrize(
