@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,30 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def warm(paths: Iterable[Path]) -> None:
-    """Read each file once."""
+    """Read each file that is not in memory as a whole."""
     block = bytearray(_BLOCK_BYTES)
     for path in paths:
+        if is_resident(path):
+            continue
         with path.open("rb", buffering=0) as file:
             while file.readinto(block):
                 pass
+
+
+def is_resident(path: Path) -> bool:
+    """Whether the kernel holds every page of a file of this user in memory."""
+    import numpy as np
+
+    if not path.stat().st_size:
+        return True
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        view = np.frombuffer(mapping, dtype=np.uint8)
+        pages = np.zeros(-(-len(view) // mmap.PAGESIZE), dtype=np.uint8)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(view)), ctypes.c_void_p(pages.ctypes.data)
+        )
+        del view  # else the mapping could not be closed
+        return not failed and bool((pages & 1).all())
 
 
 def drop(paths: Iterable[Path]) -> None:
