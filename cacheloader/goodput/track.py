@@ -181,11 +181,12 @@ class Track:
         readings += [] if self._first_step is None else [self._first_step]
         offset_ns = min(readings)[1]
         marks, open_phase = _marks(others, offset_ns)
-        end_ns = table.column(1) + offset_ns
-        reached_ns = np.maximum.accumulate(end_ns) if len(end_ns) else end_ns
-        earliest_ns = np.concatenate(([np.iinfo(np.int64).min], reached_ns[:-1])) if len(end_ns) else end_ns
-        start_ns = np.minimum(np.maximum(end_ns - table.column(3), earliest_ns), end_ns)
-        last_ns = [int(reached_ns[-1])] if len(end_ns) else []
+        said_ns = table.column(1) + offset_ns
+        # A step that ends before the one in front of it has no time: its begins and ends have to increase.
+        end_ns = np.maximum.accumulate(said_ns) if len(said_ns) else said_ns
+        earliest_ns = np.concatenate(([np.iinfo(np.int64).min], end_ns[:-1])) if len(end_ns) else end_ns
+        start_ns = np.maximum(said_ns - table.column(3), earliest_ns)
+        last_ns = [int(end_ns[-1])] if len(end_ns) else []
         last_ns += [event.mono_ns + offset_ns for event in others]
         return Painted(
             offset_ns=offset_ns,
@@ -193,7 +194,7 @@ class Track:
             stays=narrowed(self._stays),
             sources=tuple(self._sources),
             start_ns=start_ns,
-            end_ns=np.maximum(end_ns, start_ns),
+            end_ns=end_ns,
             marks=marks,
             open_phase=open_phase,
             first_ns=_first_ns(others, start_ns, offset_ns),

@@ -374,6 +374,19 @@ def test_the_partition_is_exact_and_free_of_order_for_any_events(
         assert {c: both[0][c] + both[1][c] for c in Category} == one.totals
 
 
+def test_a_clock_that_runs_backwards_between_steps_costs_no_exactness() -> None:
+    common = {"v": 1, "run": "r", "att": "a", "node": "n", "rank": 0, "world": 1, "wall_ns": at(0)}
+    ends = [30.0, 60.0, 10.0, 10.5, 11.0, 90.0]
+    found: list[Event] = [
+        events.Step(**common, seq=seq, mono_ns=round(end_s * 1e9), step=seq + 1, dur_s=25.0, fetch_s=5.0)  # type: ignore[arg-type]
+        for seq, end_s in enumerate(ends)
+    ]
+    found.append(events.CkptStaged(**common, seq=9, mono_ns=58 * 10**9, ckpt="c", stall_s=20.0))  # type: ignore[arg-type]
+    one = account(found)
+    assert sum(one.totals.values()) == one.paid_ns
+    assert one.totals[Category.CKPT] == 20 * 10**9
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8))
 def test_kept_work_never_falls_but_by_a_rollback(parts: list[tuple[int, bool]]) -> None:
