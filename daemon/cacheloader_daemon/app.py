@@ -25,6 +25,7 @@ from cacheloader_daemon.datasets import Datasets
 from cacheloader_daemon.disk import DiskThreads
 from cacheloader_daemon.fetch import Fetcher
 from cacheloader_daemon.garbage import no_collection
+from cacheloader_daemon.memberships import Memberships
 from cacheloader_daemon.metrics import MetricsServer, bind_loopback
 from cacheloader_daemon.notify import Notifier
 from cacheloader_daemon.plan.machine import Planner
@@ -280,6 +281,7 @@ class _Daemon:
         for tenant in config.tenants:
             uids |= tenant.uids
             gids |= tenant.gids
+        self._memberships = Memberships(self._loop) if config.look_up_groups else None
         return Server(
             self._sockets.clients,
             path=self._sockets.path,
@@ -290,6 +292,7 @@ class _Daemon:
             open_session=self._open_session,
             occupancy_changed=self._occupancy_changed,
             limits=ConnectionLimits(max_messages_per_s=config.max_messages_per_s),
+            memberships=self._memberships,
         )
 
     def _welcome(self, version: int) -> Welcome:
@@ -302,7 +305,10 @@ class _Daemon:
 
     def _open_session(self, connection: Connection) -> Session:
         private = self._config.private
-        visitor = None if private else self._visitor(connection.peer)
+        peer = connection.peer
+        if self._memberships is not None:
+            peer = self._memberships.completed(peer)
+        visitor = None if private else self._visitor(peer)
         if visitor is not None and visitor.tenant is not None:
             self._admit(connection, visitor.tenant)
         return Session(

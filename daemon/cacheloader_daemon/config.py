@@ -46,6 +46,8 @@ class DaemonConfig:
         metrics_port: Loopback port of ``/metrics`` and ``/healthz``; 0 means none.
         allowed_uids: Users that may connect besides the daemon's own.
         allowed_gids: Groups whose members may connect.
+        look_up_groups: Whether a client's groups are also those that the system's database names for his user, and not
+            those of his process alone. For processes that are started with their main group only.
         allow_all_users: Whether everybody may connect who can open the socket.
         allow_local_paths: Whether clients of a shared daemon may name files of this node, which are read with the
             daemon's rights and not with theirs, among URLs and among storage options. A private daemon always may.
@@ -97,6 +99,7 @@ class DaemonConfig:
     metrics_port: int = 0
     allowed_uids: tuple[int, ...] = ()
     allowed_gids: tuple[int, ...] = ()
+    look_up_groups: bool = False
     allow_all_users: bool = False
     allow_local_paths: bool = False
     allow_profiles: bool = False
@@ -158,10 +161,12 @@ class DaemonConfig:
             raise ConfigError(f"hedge_share={self.hedge_share} is not between 0 (never) and 1")
         if self.idle_timeout_s is not None and not 0 <= self.idle_timeout_s < float("inf"):
             raise ConfigError(f"idle_timeout_s={self.idle_timeout_s} is no number of seconds; pass 0 for never")
-        if self.private and (self.allowed_uids or self.allowed_gids or self.allow_all_users or self.tenants):
+        if self.private and (
+            self.allowed_uids or self.allowed_gids or self.allow_all_users or self.look_up_groups or self.tenants
+        ):
             raise ConfigError(
-                "allowed_uids, allowed_gids, allow_all_users and tenants are for a shared daemon; a private one serves "
-                "its own user"
+                "allowed_uids, allowed_gids, allow_all_users, look_up_groups and tenants are for a shared daemon; a "
+                "private one serves its own user"
             )
         self._check_tenants()
         _ = self.priority, self.max_bytes_per_s
@@ -307,6 +312,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "scrub_rate": (int, str),
     "socket": (str, Path),
     "private": (bool,),
+    "look_up_groups": (bool,),
     "allow_all_users": (bool,),
     "allow_local_paths": (bool,),
     "allow_profiles": (bool,),

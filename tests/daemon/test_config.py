@@ -63,7 +63,7 @@ def test_a_file_with_every_option_is_read(tmp_path: Path) -> None:
         ('cache_dir = "/c"\nprivate = 1', "private=1 is no bool"),
         ('cache_dir = "/c"\nallowed_uids = ["me"]', r"allowed_uids=\['me'\] is no list of numbers"),
         ('cache_dir = "/c"\nallowed_uids = [1]\nprivate = true', "are for a shared daemon"),
-        ('cache_dir = "/c"\nallow_all_users = true\nprivate = true', "allow_all_users and tenants are for a shared"),
+        ('cache_dir = "/c"\nallow_all_users = true\nprivate = true', "look_up_groups and tenants are for a shared"),
         ('cache_dir = "/c"\nallowed_schemes = "hf"', "allowed_schemes='hf' is no list"),
         ('cache_dir = "/c"\nallowed_schemes = ["hf://"]', "is no list of schemes such as"),
         ('cache_dir = "/c"\nidle_timeout_s = -1', "idle_timeout_s=-1 is no number of seconds"),

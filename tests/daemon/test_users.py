@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -332,3 +333,52 @@ def test_what_a_tenant_is_guaranteed_stays_cached_while_another_fills_all_the_re
 
 
 GUARANTEE = 'name = "alice"\nguaranteed_size = "6MiB"'
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True).returncode != 0,
+    reason="needs a mount namespace, to give the daemon a database of users of its own",
+)
+@pytest.mark.parametrize("look_up", [True, False])
+def test_groups_that_the_systems_database_names_for_a_user_count_if_they_are_looked_up(
+    node: Node, look_up: bool
+) -> None:
+    """Alice's process has her main group alone; the database of the daemon's node has her in the group vision."""
+    folder = node.folder / f"database-{look_up}"
+    (folder / "cache").mkdir(parents=True)
+    os.chown(folder / "cache", DAEMON_UID, DAEMON_UID)
+    (folder / "passwd").write_text(f"root:x:0:0::/:\nalice:x:{ALICE_UID}:{ALICE_UID}::/:\n")
+    (folder / "group").write_text(f"root:x:0:\nvision:x:{VISION_GID}:bob,alice\n")
+    socket = node.folder / "run" / f"database-{look_up}.sock"
+    (folder / "cacheloaderd.toml").write_text(f"""
+        socket = "{socket}"
+        socket_mode = 0o666
+        look_up_groups = {str(look_up).lower()}
+        [[tenants]]
+        name = "vision"
+        groups = [{VISION_GID}]
+        allow = ["{node.web.url}/"]
+        """)
+    mounts = " && ".join(f"mount --bind {folder}/{name} /etc/{name}" for name in ("passwd", "group"))
+    own_database = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+    daemon = NodeDaemon(
+        directory=folder / "cache",
+        private=False,
+        arguments=["--config", str(folder / "cacheloaderd.toml")],
+        launcher=[*own_database, *node.daemon.launcher],
+        environment={"HOME": "/"},
+    )
+    try:
+        daemon.start()
+        if look_up:
+            node.alice.open(socket, [f"{node.web.url}/b.tar"])
+            assert node.alice.read(0)["bytes"] == sha(PUBLIC)
+        else:
+            with pytest.raises(DaemonUnavailable, match=f"user {ALICE_UID} may not use this daemon"):
+                node.alice.open(socket, [f"{node.web.url}/b.tar"])
+        with pytest.raises(DaemonUnavailable, match=f"user {EVE_UID} may not use this daemon"):
+            node.eve.open(socket, [f"{node.web.url}/b.tar"])
+        assert node.bob.open(socket, [f"{node.web.url}/b.tar"]), "the groups of his process count in any case"
+        assert daemon.stop() == 0
+    finally:
+        daemon.kill()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from pathlib import Path
 
+    from cacheloader_daemon.memberships import Memberships
+
 log = logging.getLogger(__name__)
 
 MAX_SOCKET_PATH_BYTES = 107
@@ -160,6 +162,7 @@ class Listener:
         num_connections: Callable[[], int],
         accepted: Callable[[socket.socket], None],
         path: Path | None = None,
+        memberships: Memberships | None = None,
     ) -> None:
         """Start accepting.
 
@@ -171,6 +174,7 @@ class Listener:
             num_connections: How many there are now.
             accepted: Takes the ownership of a connected socket.
             path: The socket file to remove at the end; ``None`` if somebody else owns it.
+            memberships: Groups of a user beside those of his process; ``None`` if the latter count alone.
         """
         self._sock = sock
         self._loop = loop
@@ -179,6 +183,8 @@ class Listener:
         self._num_connections = num_connections
         self._accepted = accepted
         self._path = path
+        self._memberships = memberships
+        self._undecided: set[socket.socket] = set()
         self._inode = path.stat().st_ino if path is not None else 0
         self._retry: asyncio.TimerHandle | None = None
         self._lingering: deque[socket.socket] = deque()
@@ -196,6 +202,10 @@ class Listener:
         self._sock.close()
         while self._lingering:
             self._lingering.popleft().close()
+        if self._memberships is not None:
+            self._memberships.close()
+        while self._undecided:
+            self._undecided.pop().close()
         if self._path is not None:
             try:
                 if self._path.lstat().st_ino == self._inode:
@@ -219,11 +229,23 @@ class Listener:
                     return
                 log.info("a connection broke before it was accepted: %s", error)
                 continue
-            refusal = self._refusal(sock)
-            if refusal is None:
-                self._accepted(sock)
+            if self._memberships is None:
+                self._decide(sock)
             else:
-                self._turn_away(sock, refusal)
+                self._undecided.add(sock)
+                uid = fdpass.peer_credentials(sock).uid
+                self._memberships.when_known(uid, lambda sock=sock: self._decide(sock))  # type: ignore[misc]
+
+    def _decide(self, sock: socket.socket) -> None:
+        self._undecided.discard(sock)
+        if self._is_closed:
+            sock.close()
+            return
+        refusal = self._refusal(sock)
+        if refusal is None:
+            self._accepted(sock)
+        else:
+            self._turn_away(sock, refusal)
 
     def _turn_away(self, sock: socket.socket, refusal: CacheloaderError) -> None:
         """Say why, and close once the client can have read it: its Hello may still be on its way."""
@@ -240,9 +262,11 @@ class Listener:
 
     def _refusal(self, sock: socket.socket) -> CacheloaderError | None:
         peer = fdpass.peer_credentials(sock)
+        if self._memberships is not None:
+            peer = self._memberships.completed(peer)
         if not self._admission.admits(peer):
             return DaemonUnavailable(f"user {peer.uid} may not use this daemon; its configuration lists who may")
-        if self._num_connections() >= self._max_connections:
+        if self._num_connections() + len(self._undecided) >= self._max_connections:
             limit = f"max_connections={self._max_connections}"
             return DaemonUnavailable(f"the daemon serves as many connections as it may ({limit}); raise the limit")
         return None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cacheloader.protocol.messages import Hello, Welcome
+    from cacheloader_daemon.memberships import Memberships
     from cacheloader_daemon.server.connection import Handler
     from cacheloader_daemon.server.listener import Admission
 
@@ -35,6 +36,7 @@ class Server:
         open_session: Makes the handler of a connection's requests.
         occupancy_changed: Called with the number of connections after each change.
         limits: What one connection may cost.
+        memberships: Groups of a user beside those of his process.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Server:
         open_session: Callable[[Connection], Handler],
         occupancy_changed: Callable[[int], None],
         limits: ConnectionLimits | None = None,
+        memberships: Memberships | None = None,
     ) -> None:
         self._loop = loop
         self._welcome = welcome
@@ -64,6 +67,7 @@ class Server:
             num_connections=lambda: len(self._connections),
             accepted=self._accepted,
             path=path,
+            memberships=memberships,
         )
 
     @property
