@@ -199,11 +199,13 @@ def _sent(stage: Stage, stocked: Stocked) -> float:
 def _simulated(stocked: Stocked, case: Case, *, cached: float, bytes_per_s: float) -> dict[str, Any]:
     from cacheloader_daemon.simulator.forecast import forecast
     from cacheloader_daemon.simulator.settings import Settings
+    from cacheloader_daemon.store import reserve_bytes
 
     shape = stocked.shape
     settings = Settings(
         num_shards=shape.num_shards,
         shard_bytes=stocked.shard_bytes,
+        reserve_bytes=reserve_bytes(stocked.shard_bytes),
         samples_per_shard=shape.samples_per_shard,
         cache_bytes=int(cached * stocked.dataset_bytes),
         samples_per_s=shape.num_samples / case.epoch_s,

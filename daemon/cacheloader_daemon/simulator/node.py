@@ -94,7 +94,9 @@ class SimulatedNode:
         self._now_s = 0.0
         self._origin = ModelOrigin(settings, np.random.default_rng([settings.seed, 0]))
         self._shards = [
-            events.ShardRef(key=_key(shard, settings.seed), reserve_bytes=settings.shard_bytes)
+            events.ShardRef(
+                key=_key(shard, settings.seed), reserve_bytes=settings.reserve_bytes or settings.shard_bytes
+            )
             for shard in range(settings.num_shards)
         ]
         self._number = {ref.key: shard for shard, ref in enumerate(self._shards)}

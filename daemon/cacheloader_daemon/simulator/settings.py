@@ -20,6 +20,7 @@ class Settings:
     Attributes:
         num_shards: Of the data set, which all jobs read.
         shard_bytes: Of each.
+        reserve_bytes: What is set aside for a shard on its way, which is only then known to take less; 0 for its size.
         samples_per_shard: Of each.
         cache_bytes: The quota.
         overhead_bytes: Of it, what the cache's own index takes.
@@ -48,6 +49,7 @@ class Settings:
     samples_per_shard: int
     cache_bytes: int
     overhead_bytes: int = 0
+    reserve_bytes: int = 0
     samples_per_s: float
     bandwidth_bytes_per_s: float
     stream_bytes_per_s: float = 0.0
@@ -75,6 +77,7 @@ class Settings:
                 raise ConfigError(f"{field.name}={value!r} is no {kind}")
         for name, smallest in (
             ("num_shards", 1), ("shard_bytes", 1), ("samples_per_shard", 1), ("cache_bytes", 1), ("overhead_bytes", 0),
+            ("reserve_bytes", 0),
             ("latency_s", 0), ("latency_sigma", 0), ("late_share", 0), ("late_s", 0), ("check_s", 0),
             ("stream_bytes_per_s", 0), ("max_fetches", 1),
             ("lookahead_bytes", -1), ("num_jobs", 1), ("num_ranks", 1), ("batch_size", 1), ("shuffle_window", 1),
@@ -82,6 +85,8 @@ class Settings:
         ):  # fmt: skip
             if not smallest <= getattr(self, name) < float("inf"):
                 raise ConfigError(f"{name}={getattr(self, name)} is below {smallest}, or no number")
+        if 0 < self.reserve_bytes < self.shard_bytes:
+            raise ConfigError(f"reserve_bytes={self.reserve_bytes} is less than a shard of {self.shard_bytes} bytes")
         if self.late_share > 1:
             raise ConfigError(f"late_share={self.late_share} is more than all answers; give a part, up to 1")
         for name in ("samples_per_s", "bandwidth_bytes_per_s"):

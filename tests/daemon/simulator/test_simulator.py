@@ -76,6 +76,12 @@ def test_a_few_very_late_answers_are_waited_for_unless_they_are_asked_for_again(
     assert hedged.requests_per_epoch < 1.05 * plain.requests_per_epoch
 
 
+def test_what_is_set_aside_for_shards_on_their_way_is_missing_for_those_that_stay() -> None:
+    plain, careful = forecast(NODE), forecast(replace(NODE, reserve_bytes=2 * MIB))
+    assert careful.origin_bytes_per_epoch > plain.origin_bytes_per_epoch
+    assert careful.origin_bytes_per_epoch < 1.1 * plain.origin_bytes_per_epoch
+
+
 def test_equal_settings_give_equal_answers_and_another_seed_another() -> None:
     settings = replace(NODE, num_shards=100, cache_bytes=50 * MIB, latency_sigma=1.0)
     assert forecast(settings) == forecast(settings)
@@ -94,6 +100,7 @@ def test_ranks_share_the_cache_and_their_jobs_pace() -> None:
         ({"num_shards": 0}, "num_shards=0 is below 1"),
         ({"cache_bytes": 1.5}, "cache_bytes=1.5 is no int"),
         ({"samples_per_s": float("nan")}, "samples_per_s=nan is no number above 0"),
+        ({"reserve_bytes": 5}, "reserve_bytes=5 is less than a shard of 1048576 bytes"),
         ({"late_share": 1.5}, "late_share=1.5 is more than all answers"),
         ({"eviction": "fifo"}, "none of plan, lru"),
         ({"num_ranks": 401}, "401 ranks cannot share 400 shards"),
