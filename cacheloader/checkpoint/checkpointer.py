@@ -318,6 +318,7 @@ class Checkpointer:
             f"reading {folder}/.metadata",
             lambda: snapshot.template(self._contents, reader.read_metadata(), **shape),
         )
+        world.hush()
         try:
             load(state, storage_reader=reader, planner=PlainPlanner(), process_group=world.decisions)
         except CheckpointException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +53,11 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    def hush(self) -> None:
+        """What torch warns of at each save and restore of a single process is no trouble: it is the whole job."""
+        if not self.is_distributed:
+            warnings.filterwarnings("ignore", message="torch.distributed is (disabled, )?unavailable or uninitialized")
 
     def from_first(self, make: Callable[[], T]) -> T:
         """What ``make`` returns on rank 0, on every rank; an error of it is raised on every rank."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import warnings
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch.distributed.checkpoint import state_dict_saver
@@ -52,9 +51,7 @@ class Save:
         self, state: Mapping[str, Any], writer: CommitWriter, planner: SavePlanner, ranks: Ranks, *, mode: Mode
     ) -> None:
         """Begin; returns when the state has been copied, or in mode ``sync`` when all is over."""
-        if not ranks.is_distributed:
-            # Said at each save, and true: one process is the whole job.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        ranks.hush()
         options: dict[str, Any] = {
             "storage_writer": writer,
             "planner": planner,

@@ -104,15 +104,16 @@ class Advice:
         restart_s: R, from a death to the first new step.
         mtbf_s: M: (low, best, high).
         num_failures: What M was estimated from.
-        interval_s: What is advised: (for the low M, best, for the high M).
+        interval_s: What is advised: (for the low M, best, for the high M); without a failure only the first is known,
+            and to save more often than that does not pay.
         young_s: First order.
         daly_s: Higher order.
         exact_s: By search in the exact model.
         current_s: The interval now, 0 if unknown.
         goodput_now: Expected with the interval now, ``None`` if unknown.
-        goodput_best: Expected with the best.
+        goodput_best: Expected with the best, ``None`` without a failure.
         loss_shares: Part of the time that each cause costs at the best interval: ``save``, ``redo``, ``lag``,
-            ``restart``.
+            ``restart``; empty without a failure.
         verdict: One sentence.
     """
 
@@ -127,7 +128,7 @@ class Advice:
     exact_s: float
     current_s: float
     goodput_now: float | None
-    goodput_best: float
+    goodput_best: float | None
     loss_shares: dict[str, float]
     verdict: str
 
@@ -160,17 +161,24 @@ def advise(
             "times cannot be negative, and something has to have been observed"
         )
     low, best, high = mean_time_between_failures(num_failures, exposure_s)
-    assumed = best if num_failures else low  # nothing failed yet: plan for the worst that is still likely
-    intervals = [exact_interval(cost_s=cost_s, mtbf_s=m) if m < math.inf else math.inf for m in (low, assumed, high)]
+    if not num_failures:
+        shortest_s = max(exact_interval(cost_s=cost_s, mtbf_s=low), lag_s, cost_s)
+        return Advice(
+            cost_s=cost_s, lag_s=lag_s, restart_s=restart_s, mtbf_s=(low, best, high), num_failures=0,
+            interval_s=(shortest_s, math.inf, math.inf), young_s=math.inf, daly_s=math.inf, exact_s=math.inf,
+            current_s=current_s, goodput_now=None, goodput_best=None, loss_shares={},
+            verdict="save less often" if 0 < current_s < shortest_s / 1.5 else "no failure was seen yet",
+        )  # fmt: skip
+    intervals = [exact_interval(cost_s=cost_s, mtbf_s=m) if m < math.inf else math.inf for m in (low, best, high)]
     # A save that is not durable before the next one begins only queues up.
     floor_s = max(lag_s, cost_s)
     advised = tuple(max(value, floor_s) for value in intervals)
-    model = {"cost_s": cost_s, "mtbf_s": assumed, "restart_s": restart_s, "lag_s": lag_s}
+    model = {"cost_s": cost_s, "mtbf_s": best, "restart_s": restart_s, "lag_s": lag_s}
     shares = {
         "save": cost_s / advised[1] if advised[1] else 0.0,
-        "redo": advised[1] / 2 / assumed,
-        "lag": lag_s / assumed,
-        "restart": restart_s / assumed,
+        "redo": advised[1] / 2 / best,
+        "lag": lag_s / best,
+        "restart": restart_s / best,
     }
     return Advice(
         cost_s=cost_s,
@@ -179,8 +187,8 @@ def advise(
         mtbf_s=(low, best, high),
         num_failures=num_failures,
         interval_s=(advised[0], advised[1], advised[2]),
-        young_s=young(cost_s, assumed),
-        daly_s=daly(cost_s, assumed),
+        young_s=young(cost_s, best),
+        daly_s=daly(cost_s, best),
         exact_s=intervals[1],
         current_s=current_s,
         goodput_now=exact_goodput(current_s, **model) if current_s > 0 else None,

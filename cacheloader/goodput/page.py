@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cacheloader.goodput import charts
 from cacheloader.goodput.report import duration
-from cacheloader.goodput.screen import TITLES
+from cacheloader.goodput.screen import TITLES, no_failure_yet
 
 if TYPE_CHECKING:
     from cacheloader.goodput.account import Account
@@ -145,6 +145,9 @@ def _checkpoints(found: dict[str, Any]) -> str:
     advice = found["advice"]
     if advice is None:
         return ""
+    if not advice["num_failures"]:
+        told = "".join(f"<p>{escape(line.strip().capitalize())}.</p>" for line in no_failure_yet(advice))
+        return _section("How often to save", told)
     low, best, high = (duration(value) for value in advice["mtbf_s"])
     short, advised, long = (duration(value) for value in advice["interval_s"])
     now = f"Now every {duration(advice['current_s'])}" if advice["current_s"] else "Only one so far"

@@ -116,12 +116,16 @@ def _remedy(account: Account, worst: Category, advice: Advice | None) -> str:
         case Category.CKPT:
             return _interval(advice) or "save asynchronously"
         case Category.LOST:
+            if not account.failures:
+                return "rollbacks gave it up: look for what made the loss go astray"
             return _interval(advice) or "save more often"
         case Category.STRAGGLER:
-            arrivals = account.arrivals
-            if not arrivals.last:
+            if not account.arrivals.last:
                 return "find out which rank is late"
-            return _lateness(account, arrivals.last.most_common(1)[0][0])
+            notable = account.arrivals.standing_out()
+            if not notable:
+                return "the ranks are late by turns and none stands out: even out batches, or the noise of the nodes"
+            return _lateness(account, notable[0])
         case Category.HANG:
             return "look at the ranks that hung (stragglers), and set a shorter timeout of the process group"
         case Category.DETECT:
@@ -144,6 +148,11 @@ def _interval(advice: Advice | None) -> str:
     if advice is None:
         return ""
     now = f", now {duration(advice.current_s)}" if advice.current_s else ""
+    if not advice.num_failures:
+        if advice.verdict != "save less often":
+            return ""
+        shortest = duration(advice.interval_s[0])
+        return f"no failure was seen yet, and saving more often than every {shortest} does not pay{now}"
     return f"{advice.verdict} (advised: every {duration(advice.interval_s[1])}{now})"
 
 
@@ -240,9 +249,7 @@ def _ranks(account: Account) -> list[dict[str, Any]]:
 
 def _stragglers(account: Account) -> dict[str, Any]:
     arrivals = account.arrivals
-    sentences = [
-        _lateness(account, rank) for rank, count in arrivals.last.most_common(3) if count >= 0.02 * arrivals.num_steps
-    ]
+    sentences = [_lateness(account, rank) for rank in arrivals.standing_out()[:3]]
     return {"steps": arrivals.num_steps, "notable_steps": arrivals.num_notable, "sentences": sentences}
 
 

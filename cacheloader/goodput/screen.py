@@ -113,6 +113,9 @@ def _saves(found: dict[str, Any]) -> Iterator[str]:
     if advice is None:
         return
     yield ""
+    if not advice["num_failures"]:
+        yield from no_failure_yet(advice)
+        return
     low, best, high = (duration(value) for value in advice["mtbf_s"])
     yield (
         f"checkpoints: a save stalls {duration(advice['cost_s'])} and is durable after {duration(advice['lag_s'])}; "
@@ -123,6 +126,18 @@ def _saves(found: dict[str, Any]) -> Iterator[str]:
     yield (
         f"  {now}advised every {advised} (90 %: {short} to {long}; Young {duration(advice['young_s'])}, "
         f"Daly {duration(advice['daly_s'])}): {advice['verdict']}"
+    )
+
+
+def no_failure_yet(advice: dict[str, Any]) -> Iterator[str]:
+    """What is known of saves and failures as long as there was none."""
+    lag = f" and is durable after {duration(advice['lag_s'])}" if advice["lag_s"] else ""
+    now = f", now every {duration(advice['current_s'])}" if advice["current_s"] else ""
+    yield f"checkpoints: a save stalls {duration(advice['cost_s'])}{lag}{now}"
+    yield (
+        f"  no failure was seen yet: in all likelihood (95 %) they come no more often than every "
+        f"{duration(advice['mtbf_s'][0])}, and to save more often than every {duration(advice['interval_s'][0])} "
+        "does not pay"
     )
 
 

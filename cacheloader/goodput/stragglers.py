@@ -5,8 +5,10 @@ No clocks are compared, and nothing is sent between the ranks: each writes how l
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -20,6 +22,12 @@ if TYPE_CHECKING:
 
 NOTABLE_SHARE = 0.05
 """A last arriver counts in the ranking if the others waited this part of the step for it: somebody is always last."""
+
+CHANCE = 1e-3
+"""Ranks of equal speed are late by turns, as if drawn by lot. A rank is named if this is the chance, at most, that the
+lot lets the others wait so long for any of them, and not before it came last in ``MIN_TIMES`` notable steps."""
+
+MIN_TIMES = 5
 
 ROWS_AT_A_TIME = 2**17
 
@@ -35,6 +43,8 @@ class LastArrivals:
         caused_ns: Rank to the time that the others waited for it in them.
         fetch_ns: Rank to the part of that which its own, longer fetch explains.
         sources: Rank to what it waited for in those steps, by count.
+        by_lot_ns: Rank to what ``caused_ns`` would be on average if the last one were drawn by lot in each step.
+        by_lot_variance: Likewise its variance, in square nanoseconds.
     """
 
     num_steps: int = 0
@@ -43,6 +53,19 @@ class LastArrivals:
     caused_ns: Counter[int] = field(default_factory=Counter)
     fetch_ns: Counter[int] = field(default_factory=Counter)
     sources: dict[int, Counter[str]] = field(default_factory=dict)
+    by_lot_ns: dict[int, float] = field(default_factory=dict)
+    by_lot_variance: dict[int, float] = field(default_factory=dict)
+
+    def standing_out(self) -> list[int]:
+        """Ranks that the others waited for longer than by chance, the worst first; see ``CHANCE``."""
+        limit = NormalDist().inv_cdf(1 - CHANCE / max(2, len(self.by_lot_ns)))
+        found = [
+            rank
+            for rank, caused_ns in self.caused_ns.items()
+            if self.last[rank] >= MIN_TIMES
+            and caused_ns - self.by_lot_ns[rank] >= limit * math.sqrt(self.by_lot_variance[rank])
+        ]
+        return sorted(found, key=lambda rank: (-self.caused_ns[rank], rank))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +229,15 @@ def _count(told: _Told, arrivals: LastArrivals, seen: _Seen) -> None:
     excess_ns = np.maximum(np.repeat(exposed_ns[last], counts) - exposed_ns, 0)
     explained_ns = np.add.reduceat(np.minimum(excess_ns, more_ns), starts)
     arrivals.num_notable += int(is_notable.sum())
+    chance = np.repeat(is_notable / counts, counts)
+    mean_ns = chance * np.repeat(caused_ns, counts)
+    variance = mean_ns * np.repeat(caused_ns, counts) * (1 - chance)
+    for t, (own_ns, own) in enumerate(
+        zip(np.bincount(seen.track, mean_ns).tolist(), np.bincount(seen.track, variance).tolist(), strict=True)
+    ):
+        rank = told.ranks[t]
+        arrivals.by_lot_ns[rank] = arrivals.by_lot_ns.get(rank, 0.0) + own_ns
+        arrivals.by_lot_variance[rank] = arrivals.by_lot_variance.get(rank, 0.0) + own
     for t in np.unique(seen.track[last[is_notable]]).tolist():
         own = is_notable & (seen.track[last] == t)
         rank, paint = told.ranks[t], told.painted[t]

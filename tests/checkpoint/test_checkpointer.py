@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +37,13 @@ def test_a_resumed_job_goes_on_bit_for_bit(tmp_path: Path, mode: str) -> None:
     assert job.steps(5) == uninterrupted
     never_saved = Job()
     assert never_saved.steps(9)[4:] == uninterrupted, "saving changed the training"
+
+
+def test_a_single_process_that_resumes_is_not_warned_that_it_is_alone(tmp_path: Path) -> None:
+    saved(tmp_path, steps=1)
+    with warnings.catch_warnings(), Job().checkpointer(tmp_path) as checkpoints:
+        warnings.simplefilter("error")
+        assert checkpoints.restore_latest() == 1
 
 
 def test_a_job_without_saves_starts_at_step_0(tmp_path: Path) -> None:

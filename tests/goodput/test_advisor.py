@@ -129,6 +129,17 @@ def test_it_says_when_the_restart_or_the_lag_dominates() -> None:
     assert advise(cost_s=60, lag_s=5, restart_s=100, current_s=100, **common).verdict == "save less often"
 
 
+def test_before_any_failure_only_what_never_pays_is_advised() -> None:
+    advice = advise(cost_s=10, lag_s=20, restart_s=0, num_failures=0, exposure_s=30_000, current_s=1000)
+    assert advice.mtbf_s[1:] == (math.inf, math.inf)
+    assert advice.interval_s[0] == exact_interval(cost_s=10, mtbf_s=advice.mtbf_s[0]) == pytest.approx(441, abs=1)
+    assert advice.interval_s[1:] == (math.inf, math.inf)
+    assert (advice.goodput_now, advice.goodput_best, advice.loss_shares) == (None, None, {})
+    assert advice.verdict == "no failure was seen yet"
+    often = advise(cost_s=10, lag_s=20, restart_s=0, num_failures=0, exposure_s=30_000, current_s=60)
+    assert often.verdict == "save less often"
+
+
 def test_the_lag_undoes_as_much_as_a_longer_restart_and_no_interval_is_shorter_than_it() -> None:
     model = {"cost_s": 60, "mtbf_s": 10_000}
     with_lag = exact_goodput(1800, lag_s=600, restart_s=300, **model)
