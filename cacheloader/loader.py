@@ -199,9 +199,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if run is not None:
             # Worth its milliseconds only where there was something to wait for.
             is_slow = fetch_seconds >= _SLOW_FETCH_S
+            asked = time.perf_counter()
             shards = self._positioned.shards_at(epoch=note.epoch, row=note.row) if is_slow else []
             source = ", ".join(uri.rpartition("/")[2] for uri in shards[:3])
-            run.fetched(self, fetch_seconds, note.num_samples, epoch=note.epoch, source=source)
+            waited = fetch_seconds + time.perf_counter() - asked  # the loop waits for the answer, too
+            run.fetched(self, waited, note.num_samples, epoch=note.epoch, source=source)
         if self._records:
             self._records.step(fetch_s=fetch_seconds, **note._asdict())
 
