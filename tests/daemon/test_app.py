@@ -137,7 +137,8 @@ def test_without_a_size_the_cache_takes_three_quarters_of_what_is_free(daemons: 
     before = free_bytes()
     quota_bytes = daemons(cache_size="").start().plan()["quota_bytes"]
     low, high = sorted((before, free_bytes()))  # other programs write and delete meanwhile
-    assert 0.7 * low <= quota_bytes <= 0.8 * high
+    # What they wrote and deleted between the two looks shows in neither.
+    assert 0.6 * low <= quota_bytes <= 0.9 * high
 
 
 def test_a_wrong_command_line_is_told_through_the_ready_descriptor(daemons: Daemons) -> None:
