@@ -12,7 +12,7 @@ from cacheloader.manifest.asking import PatientOrigin
 from cacheloader.manifest.locate import locate
 from cacheloader.manifest.patterns import MAX_SHARDS
 from cacheloader.manifest.record import Manifest, ShardInfo
-from cacheloader.manifest.sidecar import counts_beside
+from cacheloader.manifest.sidecar import asked_ahead, counts_beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -68,9 +68,10 @@ async def resolve(
     """
     patient = PatientOrigin(origin)
     named = registry.named(spec.format) if spec.format else None
-    shards = await locate(spec.urls, patient, shard_format=named, progress=progress, max_shards=max_shards)
-    shard_format = await asyncio.to_thread(format_of, spec.format, [info.uri for info in shards])
-    counts = await counts_beside(shards, patient)
+    async with asked_ahead(spec.urls, patient) as ahead:
+        shards = await locate(spec.urls, patient, shard_format=named, progress=progress, max_shards=max_shards)
+        shard_format = await asyncio.to_thread(format_of, spec.format, [info.uri for info in shards])
+        counts = await counts_beside(shards, patient, ahead)
     uncounted = list({info.uri: info for info in shards if info.uri not in counts}.values())
     if uncounted:
         _log.info("counting the samples of %d shards of %d", len(uncounted), len(shards))

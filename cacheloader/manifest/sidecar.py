@@ -19,14 +19,17 @@ import asyncio
 import json
 import logging
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from cacheloader.errors import DatasetError, OriginDenied, OriginNotFound, masked_urls
 from cacheloader.formats.base import index_samples
 from cacheloader.manifest.asking import STATS_IN_FLIGHT, ask_each
+from cacheloader.origin.location import base_url, canonical_url
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from asyncio import Task
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from cacheloader.manifest.asking import PatientOrigin
@@ -41,11 +44,42 @@ _MAX_DIRECTORIES = 32
 """Data sets spread over more directories are asked about at their common root only."""
 
 
-async def counts_beside(shards: Sequence[ObjectInfo], origin: PatientOrigin) -> dict[str, int]:
+@asynccontextmanager
+async def asked_ahead(urls: Sequence[str], origin: PatientOrigin) -> AsyncIterator[Mapping[str, Task[bytes | None]]]:
+    """Content of the files that would lie beside the shards of ``urls``, asked for before these shards are known.
+
+    Each question that one does not wait for is worth tens of milliseconds with a real store. What was asked in vain, or
+    failed and is not needed, is forgotten at the end of the block.
+
+    Args:
+        urls: See ``locate``.
+        origin: The store.
+
+    Yields:
+        By URI, what comes; ``None`` where there is no such file.
+    """
+    files = [directory + name for directory in _likely_directories(urls) for name in _NAMES]
+    tasks = {file: asyncio.create_task(_content(file, origin)) for file in files}
+    try:
+        yield tasks
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+
+async def counts_beside(
+    shards: Sequence[ObjectInfo], origin: PatientOrigin, ahead: Mapping[str, Task[bytes | None]] | None = None
+) -> dict[str, int]:
     """Sample counts of those shards that a file beside them names.
 
     A file that cannot be understood, or names none of the shards, is passed over with a warning, and so is a count
     that comes with another size than the shard has.
+
+    Args:
+        shards: Whose counts are wanted.
+        origin: The store.
+        ahead: What was asked ahead.
 
     Returns:
         Samples by URI; shards that are not in it have to be counted.
@@ -55,7 +89,10 @@ async def counts_beside(shards: Sequence[ObjectInfo], origin: PatientOrigin) -> 
     """
     wanted = {info.uri: info for info in shards}
     files = [directory + name for directory in _directories(wanted) for name in _NAMES]
-    contents = await ask_each(files, lambda uri: _content(uri, origin), in_flight=STATS_IN_FLIGHT)
+    begun = ahead or {}
+    contents = await ask_each(
+        files, lambda uri: begun[uri] if uri in begun else _content(uri, origin), in_flight=STATS_IN_FLIGHT
+    )
     counts: dict[str, int] = {}
     for file, content in zip(files, contents, strict=True):
         if content is not None and len(counts) < len(wanted):
@@ -117,6 +154,17 @@ def write_sidecar(manifest: Manifest, path: Path, *, directory: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _likely_directories(urls: Sequence[str]) -> list[str]:
+    """Where the shards of ``urls`` probably lie, and what is above.
+
+    None for paths, where an answer takes no time, and for web servers, where a file of that name may be anything.
+    """
+    if len(urls) > _MAX_DIRECTORIES:
+        return []
+    bases = [base for base in map(base_url, urls) if "://" in base and not base.startswith(("http://", "https://"))]
+    return sorted({found for base in bases for found in _directories([canonical_url(base)])})
 
 
 def _directories(uris: Iterable[str]) -> list[str]:

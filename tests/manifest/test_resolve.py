@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from cacheloader.errors import ConfigError, CorruptShard, EmptyDataset
+from cacheloader.errors import ConfigError, CorruptShard, EmptyDataset, OriginDenied, OriginUnavailable
 from cacheloader.formats import registry
 from cacheloader.formats.webdataset import WebDatasetFormat
 from cacheloader.manifest.record import Manifest
@@ -14,6 +14,7 @@ from cacheloader.manifest.scan import ScanCounter
 from cacheloader.protocol.messages import DatasetSpec
 from tests.support.memory_origin import MemoryOrigin
 from tests.support.tars import packed
+from tests.support.waiting import until
 
 B = "mem://bucket/"
 
@@ -49,6 +50,28 @@ async def test_shards_without_counts_are_counted():
     assert manifest.size_bytes.tolist() == [len(shard(5)), len(shard(3))]
     assert manifest.version(0) == (await MemoryOrigin({B: shard(5)}).stat(B)).version
     assert counter.counted == ["1.tar", "0.tar"]
+
+
+async def test_counts_beside_the_shards_are_asked_for_while_these_are_still_being_listed():
+    class Slow(MemoryOrigin):
+        async def list(self, prefix):
+            await until(lambda: self.asked["read", B + "shards.json"] == 1)
+            async for info in super().list(prefix):
+                yield info
+
+    sidecar = json.dumps({"0.tar": 3}).encode()
+    origin = Slow({B + "0.tar": b"-", B + "shards.json": sidecar})
+    manifest = await resolve(DatasetSpec(urls=[B]), origin, WatchedCounter(origin))
+    assert manifest.num_samples.tolist() == [3]
+    assert origin.asked["read", B + "shards.json"] == 1
+
+
+async def test_what_was_asked_ahead_in_vain_hides_no_error():
+    origin = MemoryOrigin({B + "notes.txt": b"-"})
+    origin.fail(OriginDenied("no", uri=B), verb="stat", times=100)
+    origin.fail(OriginUnavailable("gone", uri=B), verb="stat", uri=B + "sizes.json", times=100)
+    with pytest.raises(EmptyDataset, match="stands for no shard"):
+        await resolve(DatasetSpec(urls=[B]), origin, WatchedCounter(origin))
 
 
 async def test_counts_that_are_written_down_cost_no_read():
