@@ -30,7 +30,7 @@ GOALS = (
     Goal(
         key="decode",
         theme="decode",
-        says="warm epoch with JPEG decoding, which takes more than 90 % of the CPU: part of a bare decoding loop",
+        says="warm epoch with JPEG decoding, which leaves the CPU no time: part of a bare decoding loop",
     ),
     Goal(key="mount-warm", theme="volume", says="second epoch of a slow mount: times the stock loader"),
     Goal(key="small-samples", theme="small-samples", says="warm samples of 1 kB in one process: samples/s"),
