@@ -131,6 +131,14 @@ class TransferSlots:
             hedges=self.hedges.statistics(),
         )
 
+    def announce(self, host: str, urgency: Urgency) -> None:
+        """A transfer is about to ask: an idle host is kept for it, though another one may be ready sooner."""
+        now_s = asyncio.get_running_loop().time()
+        opener = self._openers.get(host)
+        is_idle = not self._in_flight[host] and not any(waiter.host == host for waiter in self._waiters)
+        if is_idle and (opener is None or opener.until_s <= now_s):
+            self._openers[host] = _Opener(urgency=urgency, until_s=now_s + ALONE_S)
+
     @asynccontextmanager
     async def hold(self, host: str, *, size_bytes: int, urgency: Urgency) -> AsyncIterator[None]:
         """Wait for a slot for one request of ``size_bytes`` to ``host`` and keep it while inside.
@@ -140,7 +148,7 @@ class TransferSlots:
         """
         granted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)
-        self._note_opener(waiter)
+        self.announce(host, urgency)
         self._requests[urgency] += 1
         self._waiters.append(waiter)
         self._grant()
@@ -192,12 +200,6 @@ class TransferSlots:
             del self._in_flight[waiter.host]
         self._end(waiter)
         self._grant()
-
-    def _note_opener(self, waiter: _Waiter) -> None:
-        host = waiter.host
-        if not self._in_flight[host] and not any(other.host == host for other in self._waiters):
-            until_s = asyncio.get_running_loop().time() + ALONE_S
-            self._openers[host] = _Opener(urgency=waiter.urgency, until_s=until_s)
 
     def _end(self, waiter: _Waiter) -> None:
         self._requests[waiter.urgency] -= 1

@@ -96,6 +96,8 @@ class Fetcher:
             DatasetError: The shard is not what it should be.
         """
         urgency = self._urgencies[source.key] = Urgency(demanded=is_demand)
+        # Before the wait for the disk, in which a shard that was ordered later may overtake this one.
+        self._slots.announce(source.origin.origin_id, urgency)
         begun: list[Incoming] = []
 
         def begin() -> None:

@@ -134,6 +134,19 @@ async def test_what_somebody_waits_for_joins_the_transfer_that_has_an_idle_host_
         assert waiting.started == ["ahead", "demand"]
 
 
+async def test_an_idle_host_is_kept_for_the_transfer_that_was_announced_first():
+    first, second = Urgency(), Urgency()
+    slots = TransferSlots()
+    async with line(slots) as waiting:
+        slots.announce("host", first)
+        slots.announce("host", second)
+        await waiting.add("second", urgency=second)
+        await waiting.add("first", urgency=first)
+        assert waiting.started == ["first"]
+        await waiting.finish("first")
+        assert waiting.started == ["first", "second"]
+
+
 async def test_a_first_transfer_that_takes_long_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slots_module, "ALONE_S", 0.01)
     async with line(TransferSlots()) as waiting:
