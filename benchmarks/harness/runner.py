@@ -104,24 +104,24 @@ class Runner:
         Args:
             entries: Contestants.
             repeats: Rounds.
-            budget_s: No round is begun that would not end by then if it took as long as the longest so far; the first
+            budget_s: No round is begun that would not end by then if it took as long as the one before it; the first
                 always is.
 
         Yields:
             For each round, what was measured and what failed.
         """
-        begin, longest_s = time.monotonic(), 0.0
+        begin, last_s = time.monotonic(), 0.0
         failures = dict.fromkeys((entry.label for entry in entries), 0)
         try:
             for number in range(repeats):
                 round_begin = time.monotonic()
-                if number and round_begin - begin + longest_s > budget_s:
+                if number and round_begin - begin + last_s > budget_s:
                     return
                 left = [entry for entry in entries if failures[entry.label] < MAX_FAILURES]
                 done = self._round(left, number, f"[{number + 1}/{repeats}]")
                 for label in done.failed:
                     failures[label] += 1
-                longest_s = max(longest_s, time.monotonic() - round_begin)
+                last_s = time.monotonic() - round_begin
                 yield done
         finally:
             shutil.rmtree(self._folder / _COMPILED, ignore_errors=True)

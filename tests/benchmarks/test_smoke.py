@@ -204,3 +204,21 @@ def test_a_peer_that_fails_is_a_line_in_the_report_and_the_product_that_fails_is
     )
     assert owed_failures([failed], peers={"peer"}) == ["ours"]
     assert owed_failures([failed], peers={"peer", "ours"}) == []
+
+
+def test_without_time_for_another_round_none_is_begun_and_one_that_fails_twice_is_not_tried_again(tmp_path):
+    code = RUN_ONE.split("[done] =", maxsplit=1)[0] + (
+        "short = list(runner.rounds(entries[1:], repeats=5, budget_s=0))\n"
+        "rounds = list(runner.rounds(entries, repeats=3))\n"
+        "print(json.dumps([len(short), [len(one.failed) for one in rounds], [len(one.measured) for one in rounds]]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), "tests.benchmarks.contestants:Crashes"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, [1, 1, 0], [1, 1, 1]]
