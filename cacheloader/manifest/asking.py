@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cacheloader.errors import ConfigError, OriginError, OriginTimeout
 from cacheloader.keys import ByteRange, split_range
 from cacheloader.origin.failure import failure, reading
-from cacheloader.origin.transfer import INQUIRY, TransferLimits, first_of, with_retries
+from cacheloader.origin.transfer import INQUIRY, TransferLimits, first_of, raise_alone, with_retries
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -182,13 +182,15 @@ async def ask_each(
             answers[number] = await question(waiting[number])
             progress(len(answers))
 
+    first: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(in_flight, len(waiting))):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         first = first_of(failures)
-        raise first from first.__cause__
+    if first is not None:
+        raise_alone(first)
     return [answers[number] for number in range(len(waiting))]
 
 

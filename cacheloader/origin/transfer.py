@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from cacheloader.errors import ConfigError, OriginError, OriginThrottled, OriginTimeout
 from cacheloader.keys import ByteRange, split_range
@@ -109,13 +109,15 @@ async def transfer(
             await retries.run(read, part, info.uri, write)
 
     num_copiers = min(limits.max_parallel, -(-info.size_bytes // limits.part_bytes))
+    first: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(num_copiers):
                 group.create_task(copy(parts))
     except BaseExceptionGroup as failures:
         first = first_of(failures)
-        raise first from first.__cause__
+    if first is not None:
+        raise_alone(first)
 
 
 async def with_retries(
@@ -243,7 +245,10 @@ def _raise_if_hopeless(
 ) -> None:
     """Raise ``error`` if another try cannot help or would come too late."""
     if not error.retryable:
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # it holds this frame, which would hold it, and all that led here, until the collector comes
     # A try that is cut after a moment says nothing new, and would hide what the last full one said.
     worthwhile_s = min(timeout_s, limits.deadline_s) / 4
     if elapsed_s + delay_s + worthwhile_s >= limits.deadline_s:
@@ -255,7 +260,20 @@ def _raise_if_hopeless(
 def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The failure that came first of those that a task group reports, which ended all others."""
     first = failures.exceptions[0]
+    failures.__traceback__ = None  # the frame in which the group was raised holds the group
     return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+def raise_alone(error: BaseException) -> NoReturn:
+    """Raise ``error`` with its own cause, outside of the handler of the group that it was in.
+
+    An error that holds a frame which holds it, or a group which holds it, lives on until the collector comes, and with
+    it everything that the frames on its way hold: the names of a million shards, for one.
+    """
+    try:
+        raise error from error.__cause__
+    finally:
+        del error
 
 
 async def _drop(_body: Bytes) -> None:
