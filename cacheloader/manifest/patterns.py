@@ -42,15 +42,41 @@ def expand_all(urls: Sequence[str], *, max_shards: int = MAX_SHARDS) -> list[str
         raise ConfigError(
             f"one of the patterns {_shown(urls)} has more than {MAX_BRACES} braces; write some of them out"
         )
-    for url in chain.from_iterable(map(expand_braces, urls)):
+    # Counted first: to write out ten million names in order to refuse them would cost a gigabyte for a moment.
+    too_many = sum(num_expanded(url) if "{" in url else 1 for url in urls) > max_shards
+    for url in () if too_many else chain.from_iterable(map(expand_braces, urls)):
         room -= len(url)
-        if len(expanded) == max_shards or room < 0:
-            raise ConfigError(
-                f"the patterns {_shown(urls)} name more than {max_shards} shards, or names that are too long for so "
-                "many; check the ranges"
-            )
+        if room < 0:
+            break
         expanded.append(url)
+    if too_many or room < 0:
+        raise ConfigError(
+            f"the patterns {_shown(urls)} name more than {max_shards} shards, or names that are too long for so "
+            "many; check the ranges"
+        )
     return expanded
+
+
+def num_expanded(pattern: str) -> int:
+    """How many texts ``expand_braces`` makes of ``pattern``, counted without making them.
+
+    Raises:
+        ConfigError: A brace has no partner.
+    """
+    if not _SPECIAL.search(pattern):
+        return 1
+    _, group, tail = _first_group(pattern)
+    return 1 if group is None else _num_alternatives(group) * num_expanded(tail)
+
+
+def _num_alternatives(group: str) -> int:
+    if match := _NUMBERS.fullmatch(group):
+        first, last, step = match.groups()
+        return len(_range(int(first), int(last), step))
+    if match := _LETTERS.fullmatch(group):
+        first, last, step = match.groups()
+        return len(_range(_ALPHABET.index(first), _ALPHABET.index(last), step))
+    return sum(map(num_expanded, _split(group)))
 
 
 def expand_braces(pattern: str) -> Iterator[str]:

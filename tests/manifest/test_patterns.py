@@ -3,6 +3,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import time
+import tracemalloc
 
 import pytest
 from braceexpand import UnbalancedBracesError, braceexpand
@@ -10,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cacheloader.errors import ConfigError
-from cacheloader.manifest.patterns import expand_all, expand_braces, glob_regex, is_glob
+from cacheloader.manifest.patterns import expand_all, expand_braces, glob_regex, is_glob, num_expanded
 
 pieces = st.sampled_from([*"{},.ab0-/\\", "{1..3}", "{08..11}", "{-1..1}", "{a..e..2}", "{x,y}", "..", "{c..a}"])
 patterns = st.lists(pieces, max_size=8).map("".join)
@@ -57,6 +58,24 @@ def test_a_large_range_is_named_in_order():
     assert urls[0] == "s3://b/val-000000.tar"
     assert urls[1024] == "s3://b/train-000000.tar"
     assert urls[-1] == "s3://b/train-001023.tar"
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a", "", "{a,b}", "{a,b}{0..3}", "x{a,{0..9..3},c}y", "{a}", "{{0..2}}", "{a..e..2}", "{5..1}", "{}", "{,}",
+     r"\\{a,b\\}", "{0..3}/{x,y{1..2}}/{a}"],
+)  # fmt: skip
+def test_what_a_pattern_stands_for_is_counted_without_writing_it_out(pattern):
+    assert num_expanded(pattern) == len(list(expand_braces(pattern)))
+
+
+def test_patterns_that_name_too_much_together_are_refused_without_writing_them_out():
+    tracemalloc.start()
+    with pytest.raises(ConfigError, match="name more than 10000000 shards"):
+        expand_all(["a{0..4999999}", "b{0..999999}{0..999999999}{a,b}"])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 10**6
 
 
 def test_a_range_without_end_is_refused_before_it_fills_the_memory():
