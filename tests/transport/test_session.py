@@ -229,6 +229,15 @@ def test_lease_that_comes_too_late_is_given_back(peer, options):
     session.close()
 
 
+@pytest.fixture
+def interrupts():
+    """Ctrl-C is heard, also by a process that was started in the background, where shells turn it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_interrupted_wait_leaves_the_session_usable(peer, session):
     late = []
 
