@@ -77,7 +77,7 @@ PROGRAMS = {
         Part(theme="pressure-bytes", module="benchmarks.pressure", prepare_s=150, arguments=("--only", "bytes")),
         Part(theme="pressure-stalls", module="benchmarks.pressure", prepare_s=700, arguments=("--only", "stalls")),
         Part(theme="hedging", module="benchmarks.hedging", prepare_s=250),
-        Part(theme="overhead", module="benchmarks.overhead", prepare_s=30),
+        Part(theme="overhead", module="benchmarks.overhead", prepare_s=120),
     )
 }
 
