@@ -55,7 +55,7 @@ class Part:
 SCENARIOS = {
     part.theme: part
     for part in (
-        Part(theme="two-epochs", module="benchmarks.scenarios.two_epochs", prepare_s=70, round_s=225),
+        Part(theme="two-epochs", module="benchmarks.scenarios.two_epochs", prepare_s=70, round_s=300),
         Part(theme="small-samples", module="benchmarks.scenarios.small_samples", prepare_s=30, round_s=55),
         Part(theme="decode", module="benchmarks.scenarios.decode", prepare_s=50, round_s=60),
         Part(theme="stall", module="benchmarks.scenarios.stall", prepare_s=40, round_s=83),
@@ -63,7 +63,7 @@ SCENARIOS = {
         Part(theme="volume", module="benchmarks.scenarios.volume", prepare_s=15, round_s=50),
         Part(theme="fetch-cost", module="benchmarks.scenarios.fetch_cost", prepare_s=25, round_s=25),
         Part(theme="node", module="benchmarks.scenarios.node", prepare_s=15, round_s=35),
-        Part(theme="idle", module="benchmarks.scenarios.idle", prepare_s=5, round_s=130, most_rounds=1),
+        Part(theme="idle", module="benchmarks.scenarios.idle", prepare_s=5, round_s=220, most_rounds=1),
         Part(theme="recovery", module="benchmarks.scenarios.recovery", prepare_s=60, round_s=25),
         Part(theme="checkpoint", module="benchmarks.scenarios.checkpoint", prepare_s=5, round_s=50),
         Part(theme="position", module="benchmarks.scenarios.position", prepare_s=20, round_s=35),
