@@ -31,8 +31,8 @@ SLOW_PART = 0.02
 PARTS = (0.25, 0.5, 0.75, 0.9)
 BYTES = Shape(num_shards=400, samples_per_shard=8, sample_bytes=32 * 1024 - 512)
 STALLS = Shape(num_shards=600, samples_per_shard=4, sample_bytes=256 * 1024 - 512, batches_per_shard=1)
-"""A step takes long (200 ms), so that what reading itself takes hardly shows beside it. For shards of 1 MiB a reservation
-is a fifth more than they take; for smaller ones it is so much more that it would be what is measured."""
+"""A step takes long (200 ms), so that what reading itself takes hardly shows beside it. For shards of 1 MiB a
+reservation is a fifth more than they take; for smaller ones it is so much more that it would be what is measured."""
 SMALL = Shape(num_shards=100, samples_per_shard=4, sample_bytes=16 * 1024 - 512)
 
 

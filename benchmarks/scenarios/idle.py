@@ -30,8 +30,8 @@ COMPARISONS = tuple(
 NOTES = (
     "Wake-ups: voluntary context switches of all threads of the daemon and its index process, each of which is a "
     "wake-up. CPU time comes in ticks of 10 ms.",
-    "Every shard is cached, read and on the disk before; then nothing is asked of the daemon. No sample is delivered meanwhile, so "
-    "rates and costs by the gigabyte mean nothing here.",
+    "Every shard is cached, read and on the disk before; then nothing is asked of the daemon. No sample is delivered "
+    "meanwhile, so rates and costs by the gigabyte mean nothing here.",
 )
 
 

@@ -94,7 +94,7 @@ class Meter:
         self._fetch_begin: Any = None
         self._late: deque[tuple[int, int, tuple[Any, Any] | None, list[tuple[str, Any, Any]]]] = deque()
         self._uncounted: list[tuple[str, float, int]] = []
-        """Name, seconds and step of what no histogram holds yet: to count it a hundred steps at once costs each less."""
+        """Name, seconds and step of what no histogram holds yet: counted many steps at once, it costs each less."""
         self._num_steps = 0
 
     def start(self) -> None:
