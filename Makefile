@@ -1,9 +1,9 @@
 # Everything runs in .venv, which the first target that needs it creates; nothing outside this folder is touched.
 PYTHON ?= python3
 BIN := .venv/bin
-# Of `make bench`: what to measure (hour or all), and the minutes after which no further round is begun.
-PROFILE ?= hour
-MINUTES ?= 60
+# Of `make bench`: what to measure (targets or all), and the minutes after which no further round is begun.
+PROFILE ?= targets
+MINUTES ?= 80
 
 .PHONY: demo test check lint types imports bench clean
 

@@ -56,10 +56,10 @@ SCENARIOS = {
     part.theme: part
     for part in (
         Part(theme="two-epochs", module="benchmarks.scenarios.two_epochs", prepare_s=70, round_s=300),
-        Part(theme="small-samples", module="benchmarks.scenarios.small_samples", prepare_s=30, round_s=55),
+        Part(theme="small-samples", module="benchmarks.scenarios.small_samples", prepare_s=30, round_s=75),
         Part(theme="decode", module="benchmarks.scenarios.decode", prepare_s=50, round_s=60),
         Part(theme="stall", module="benchmarks.scenarios.stall", prepare_s=40, round_s=83),
-        Part(theme="sharing", module="benchmarks.scenarios.sharing", prepare_s=30, round_s=70),
+        Part(theme="sharing", module="benchmarks.scenarios.sharing", prepare_s=30, round_s=100),
         Part(theme="volume", module="benchmarks.scenarios.volume", prepare_s=15, round_s=50),
         Part(theme="fetch-cost", module="benchmarks.scenarios.fetch_cost", prepare_s=25, round_s=25),
         Part(theme="node", module="benchmarks.scenarios.node", prepare_s=15, round_s=35),
@@ -83,12 +83,12 @@ PROGRAMS = {
 
 PARTS = SCENARIOS | PROGRAMS
 
-_HOUR = (
+_TARGETS = (
     "two-epochs", "volume", "stall", "sharing", "small-samples", "decode", "fetch-cost", "node", "idle", "scale",
     "pressure-bytes",
 )  # fmt: skip
-PROFILES = {"hour": _HOUR, "all": (*_HOUR, *(theme for theme in PARTS if theme not in _HOUR))}
-"""``hour``: everything that a target speaks of; ``all``: everything there is."""
+PROFILES = {"targets": _TARGETS, "all": (*_TARGETS, *(theme for theme in PARTS if theme not in _TARGETS))}
+"""``targets``: everything that a target speaks of; ``all``: everything there is."""
 
 
 def shares_s(parts: Sequence[Part], *, repeats: int, budget_s: float) -> float:
