@@ -43,18 +43,21 @@ def expand_all(urls: Sequence[str], *, max_shards: int = MAX_SHARDS) -> list[str
             f"one of the patterns {_shown(urls)} has more than {MAX_BRACES} braces; write some of them out"
         )
     # Counted first: to write out ten million names in order to refuse them would cost a gigabyte for a moment.
-    too_many = sum(num_expanded(url) if "{" in url else 1 for url in urls) > max_shards
-    for url in () if too_many else chain.from_iterable(map(expand_braces, urls)):
+    if sum(num_expanded(url) if "{" in url else 1 for url in urls) > max_shards:
+        raise _too_many(urls, max_shards)
+    for url in chain.from_iterable(map(expand_braces, urls)):
         room -= len(url)
         if room < 0:
-            break
+            raise _too_many(urls, max_shards)
         expanded.append(url)
-    if too_many or room < 0:
-        raise ConfigError(
-            f"the patterns {_shown(urls)} name more than {max_shards} shards, or names that are too long for so "
-            "many; check the ranges"
-        )
     return expanded
+
+
+def _too_many(urls: Sequence[str], max_shards: int) -> ConfigError:
+    return ConfigError(
+        f"the patterns {_shown(urls)} name more than {max_shards} shards, or names that are too long for so "
+        "many; check the ranges"
+    )
 
 
 def num_expanded(pattern: str) -> int:

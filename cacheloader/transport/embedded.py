@@ -35,7 +35,6 @@ LOG_NAME = "daemon.log"
 LAUNCH_LOCK_NAME = "launch.lock"
 DAEMON_LOCK_NAME = "daemon.lock"
 
-_LOG_TAIL_BYTES = 1500
 _NEWS_BYTES = 65536
 _HELD_PAUSE_S = 2.0
 
@@ -159,7 +158,7 @@ class PrivateDaemon:
             log = options.directory / LOG_NAME
             ended = child.exit_status(timeout_s=1.0)
             raise DaemonUnavailable(
-                f"{self.name} ended with status {ended} while it started; the end of {log} is:\n{_tail(log)}"
+                f"{self.name} ended with status {ended} while it started; the end of {log} is:\n{process.log_tail(log)}"
             )
         if "error" in line:
             child.exit_status(timeout_s=1.0)
@@ -239,12 +238,3 @@ def _holder(lock: Path) -> int:
         return int(lock.read_text())
     except (OSError, ValueError):
         return 0
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace").strip() or "(nothing)"
-    except OSError as error:
-        return f"(it cannot be read: {error.strerror})"

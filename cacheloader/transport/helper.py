@@ -42,7 +42,6 @@ IDLE_S = 10.0
 HANDED_OVER_NAME = "manifests"
 
 _WAY_OUT = "to share one with other workers, set XDG_RUNTIME_DIR to a folder that this user can write and no other"
-_LOG_TAIL_BYTES = 1500
 _CONNECT_S = 5.0
 _STEERING_NAMES = ("HOME", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _STEERING_PREFIXES = ("SSL_CERT_", "FSSPEC_", "HF_")
@@ -189,7 +188,7 @@ class SharedHelper:
             os.close(news)
         sock = self._find(path) if is_ready else None
         if sock is None:
-            raise DaemonUnavailable(f"it did not start; the end of {log} is:\n{_tail(log)}")
+            raise DaemonUnavailable(f"it did not start; the end of {log} is:\n{process.log_tail(log)}")
         return sock
 
 
@@ -221,10 +220,6 @@ def _link(path: str) -> str:
         return str(Path(path).readlink())
     except OSError:
         return ""
-
-
-def _tail(log: Path) -> str:
-    return _read(str(log))[-_LOG_TAIL_BYTES:].strip() or "(nothing)"
 
 
 def _collect() -> None:

@@ -18,9 +18,11 @@ from cacheloader.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 _LAST_WAIT_S = 5.0
 _PAUSE_S = 0.005
+_LOG_TAIL_BYTES = 1500
 
 
 class Child:
@@ -105,6 +107,16 @@ def start(
     # Collected by ``Child``, which unlike Popen neither warns about a child that goes on nor confuses a forked copy.
     process.returncode = 0
     return Child(process.pid)
+
+
+def log_tail(log: Path) -> str:
+    """The end of what a process has logged, for an error about it."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").strip() or "(nothing)"
+    except OSError as error:
+        return f"(it cannot be read: {error.strerror})"
 
 
 def wait_readable(fd: int, *, deadline: float) -> bool:
