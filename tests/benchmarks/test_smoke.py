@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,33 +122,29 @@ def test_only_that_matches_nothing_names_the_contestants(tmp_path):
     ],
 )
 def test_a_contestant_that_fails_hangs_or_loses_samples_is_reported_and_the_others_go_on(tmp_path, contestant, words):
-    done = subprocess.run(
-        [sys.executable, "-c", RUN_ONE, str(tmp_path), contestant],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = runner_says(RUN_ONE, tmp_path, contestant)
     assert words in said["failed"]
     assert said["others"] == ["well"], "the others go on"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_contestant_leaves_running_is_ended(tmp_path):
+    [left] = runner_says(RUN_ONE, tmp_path, "tests.benchmarks.contestants:LeavesAProcess")["left"]
+    assert not Path(f"/proc/{left}").exists()
+
+
+def runner_says(code: str, folder: Path, contestant: str) -> Any:
+    """What ``code``, which is ``RUN_ONE`` or begins like it, prints in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", RUN_ONE, str(tmp_path), "tests.benchmarks.contestants:LeavesAProcess"],
+        [sys.executable, "-c", code, str(folder), contestant],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    [left] = json.loads(done.stdout)["left"]
-    assert not Path(f"/proc/{left}").exists()
+    return json.loads(done.stdout)
 
 
 RUN_ONE = """
@@ -212,13 +209,4 @@ def test_without_time_for_another_round_none_is_begun_and_one_that_fails_twice_i
         "rounds = list(runner.rounds(entries, repeats=3))\n"
         "print(json.dumps([len(short), [len(one.failed) for one in rounds], [len(one.measured) for one in rounds]]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path), "tests.benchmarks.contestants:Crashes"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [1, [1, 1, 0], [1, 1, 1]]
+    assert runner_says(code, tmp_path, "tests.benchmarks.contestants:Crashes") == [1, [1, 1, 0], [1, 1, 1]]
