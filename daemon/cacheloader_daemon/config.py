@@ -30,7 +30,8 @@ class DaemonConfig:
         cache_dirs: Directories on several disks that make one cache, instead of ``cache_dir``, which is then the first
             of them; for a shared daemon.
         cache_size: Bytes the cache may hold, or text such as ``"200GiB"``; "" means 75 % of what the file systems have
-            free above the floors (with what the cache already holds). Several directories share it by the room that they have.
+            free above the floors (with what the cache already holds). Several directories share it by the room that
+            they have.
         min_free_size: Bytes that the cache leaves free on each of its disks, whoever else fills them.
         min_free_share: Part of each disk, and of its inodes, that the cache leaves free; the larger of both counts.
         verify_on_lease: Whether a shard is compared with its checksum each time that it is handed out, and not only

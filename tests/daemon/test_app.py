@@ -129,7 +129,9 @@ def test_a_quota_below_its_own_index_is_refused_with_the_arithmetic(daemons: Dae
     assert daemon.exit_code() == 1
 
 
-def test_without_a_size_the_cache_takes_three_quarters_of_what_is_free_above_the_floor(daemons: Daemons, tmp_path: Path) -> None:
+def test_without_a_size_the_cache_takes_three_quarters_of_what_is_above_the_floor(
+    daemons: Daemons, tmp_path: Path
+) -> None:
     looks: list[float] = []
     # Other programs write and delete between two looks at the disk; one look that they do not disturb is enough.
     while len(looks) < 6 and not any(look == pytest.approx(0.75, rel=0.01) for look in looks):
