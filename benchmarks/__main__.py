@@ -6,7 +6,6 @@ import argparse
 import datetime
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.harness.runner import COMPILED_VARIABLE, NOT_COMPILED_VARIABLE, ROOT
+from benchmarks.harness.stopping import Stop
 from benchmarks.running import NothingChosen, Ran, Settings, run_program, run_scenario
 from benchmarks.schedule import PARTS, PROFILES, SCENARIOS, shares_s, table
 from benchmarks.summary.document import summarize
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run; 1 if the product or a ceiling failed (a peer may: the report says so), 2 for a wrong command line."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, _leave)
+    stop = Stop()
+    stop.listen()
     work = options.work or ROOT / ".bench"
     work.mkdir(parents=True, exist_ok=True)
-    with _compiled_once(work):
-        return _run(options, _settings(options, work=work))
+    with stop, _compiled_once(work):
+        return _run(options, _settings(options, work=work, stop=stop))
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def _compiled_once(work: Path) -> Iterator[None]:
             os.environ.update(before)
 
 
-def _settings(options: argparse.Namespace, *, work: Path) -> Settings:
+def _settings(options: argparse.Namespace, *, work: Path, stop: Stop) -> Settings:
     return Settings(
         machine=options.machine,
         output=options.output,
@@ -62,6 +63,7 @@ def _settings(options: argparse.Namespace, *, work: Path) -> Settings:
         calm_timeout_s=options.calm_timeout,
         noisy_retries=options.noisy_retries,
         say=_say,
+        stop=stop,
     )
 
 
@@ -140,11 +142,6 @@ def _parser() -> argparse.ArgumentParser:
         "--noisy-retries", type=int, default=2, help="repeats of a run that others disturbed (default 2)"
     )
     return parser
-
-
-def _leave(number: int, _frame: object) -> None:
-    # As an exception, so that servers and contestants are ended and scratch files removed on the way out.
-    sys.exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from benchmarks.harness import environment
 from benchmarks.harness.report import Report
 from benchmarks.harness.runner import ROOT, Runner
+from benchmarks.harness.stopping import Stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class Settings:
         calm_timeout_s: Longest wait for a calm machine before a run.
         noisy_retries: Repeats of a run that others disturbed.
         say: Where progress goes.
+        stop: Told when this program shall leave.
     """
 
     machine: str
@@ -61,6 +63,7 @@ class Settings:
     calm_timeout_s: float = 20.0
     noisy_retries: int = 2
     say: Callable[[str], None] = field(default=print)
+    stop: Stop = field(default_factory=Stop)
 
     @property
     def mark(self) -> str:
@@ -124,8 +127,10 @@ def run_scenario(part: Part, settings: Settings, *, budget_s: float = math.inf) 
             )
             left_s = budget_s - (time.monotonic() - begin)
             try:
-                for done in runner.rounds(entries, repeats=repeats, budget_s=left_s):
-                    rounds.append(done)  # noqa: PERF402  (kept one by one: what is complete outlives a stop)
+                with settings.stop:
+                    for done in runner.rounds(entries, repeats=repeats, budget_s=left_s):
+                        rounds.append(done)
+                        settings.stop.check()
             except (KeyboardInterrupt, SystemExit) as stop:
                 if not rounds:
                     raise

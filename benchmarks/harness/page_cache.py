@@ -36,14 +36,15 @@ def is_resident(path: Path) -> bool:
 
     if not path.stat().st_size:
         return True
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        view = np.frombuffer(mapping, dtype=np.uint8)
-        pages = np.zeros(-(-len(view) // mmap.PAGESIZE), dtype=np.uint8)
-        failed = ctypes.CDLL(None, use_errno=True).mincore(
-            ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(view)), ctypes.c_void_p(pages.ctypes.data)
-        )
-        del view  # else the mapping could not be closed
-        return not failed and bool((pages & 1).all())
+    with path.open("rb") as file:
+        # Never closed but freed with its view: closed in between, by whatever interrupts this, it would raise.
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = np.frombuffer(mapping, dtype=np.uint8)
+    pages = np.zeros(-(-len(view) // mmap.PAGESIZE), dtype=np.uint8)
+    failed = ctypes.CDLL(None, use_errno=True).mincore(
+        ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(view)), ctypes.c_void_p(pages.ctypes.data)
+    )
+    return not failed and bool((pages & 1).all())
 
 
 def drop(paths: Iterable[Path]) -> None:

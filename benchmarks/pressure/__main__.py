@@ -7,7 +7,6 @@ import datetime
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import environment
 from benchmarks.harness.runner import ROOT
+from benchmarks.harness.stopping import Stop
 from benchmarks.pressure import report
 from benchmarks.pressure.measuring import Case, Outcome, measure
 from benchmarks.pressure.stage import Shape, stock
@@ -45,7 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "reports", help="where reports go")
     parser.add_argument("--work", type=Path, default=ROOT / ".bench", help="directory on the disk under test")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    stop = Stop()
+    stop.listen()
+    with stop:
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="pressure-", dir=options.work))
     surroundings = environment.describe(folder, repository=ROOT)
