@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cacheloader.errors import CacheloaderError
+from cacheloader.formats.coalesce import ALONE_BYTES
 from cacheloader.heap import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ class Planned:
     size_bytes: int
     read: Callable[[], Any]
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a second thread would be in the way: handing over the interpreter costs more than such a read."""
+        return self.size_bytes < self.num_samples * ALONE_BYTES
+
 
 class Planner(Protocol):
     """What plans batches: a pass over one epoch. One thread at a time may call it."""
@@ -63,12 +69,13 @@ class ReadAhead:
     num_batches: int
 
 
-def in_turn(planner: Planner, rows: range) -> Iterator[tuple[int, Any]]:
-    """First row and content of each batch, read when it is asked for.
+def in_turn(planner: Planner, rows: range, make: Callable[[int, Any], Any]) -> Iterator[Any]:
+    """Each batch, read when it is asked for.
 
     Args:
         planner: Says where the bytes are.
         rows: First row of each step.
+        make: What becomes of a batch, by its first row and what was read.
     """
     done, most = 0, 1
     while done < len(rows):
@@ -78,11 +85,11 @@ def in_turn(planner: Planner, rows: range) -> Iterator[tuple[int, Any]]:
         for planned in stretch:
             batch = planned.read()
             planner.advance(planned.row + rows.step)
-            yield planned.row, batch
+            yield make(planned.row, batch)
 
 
 class Ahead:
-    """First row and content of each batch, read by threads of its own.
+    """Each batch, read and made by threads of its own, so that ``next`` only hands it over.
 
     The threads start with the first ``next``. One of them at a time asks the planner for batches and waits for shards;
     all of them read. ``close`` ends them; one that still waits for a shard goes on its own and leaves no trace.
@@ -91,12 +98,14 @@ class Ahead:
         planner: Says where the bytes are.
         rows: First row of each step.
         options: How far to read ahead.
+        make: What becomes of a batch, by its first row and what was read; any thread may call it.
     """
 
-    def __init__(self, planner: Planner, rows: range, options: ReadAhead) -> None:
+    def __init__(self, planner: Planner, rows: range, options: ReadAhead, make: Callable[[int, Any], Any]) -> None:
         self._planner = planner
         self._rows = rows
         self._options = options
+        self._make = make
         self._pid = os.getpid()
         self._planned: deque[Planned] = deque()
         self._most = 1
@@ -109,14 +118,14 @@ class Ahead:
         self._num_begun = 0
         self._num_taken = 0
         self._under_way: dict[int, int] = {}  # number of a batch that is being read -> first row
-        self._held_bytes = self._last_bytes = 0
+        self._held_bytes = 0
         self._is_over = False  # nothing more will begin
         self._threads: list[threading.Thread] = []
 
     def __iter__(self) -> Ahead:
         return self
 
-    def __next__(self) -> tuple[int, Any]:
+    def __next__(self) -> Any:
         if self._pid != os.getpid():
             raise CacheloaderError("this iteration was begun before the process was forked; begin another")
         if not self._threads:
@@ -134,7 +143,7 @@ class Ahead:
             self._has_room.notify()
         if planned is None:
             raise batch
-        return planned.row, batch
+        return batch
 
     def close(self) -> None:
         """End the threads; calling it again does nothing."""
@@ -157,55 +166,60 @@ class Ahead:
 
     def _run(self) -> None:
         while True:
-            try:
+            with self._planning:
                 begun = self._begin()
-            except Exception as error:  # noqa: BLE001  (raised again where the batch is taken)
-                self._put(self._num_begun - 1, None, error)
-                return
-            if begun is None:
-                return
-            number, planned = begun
-            try:
-                batch = planned.read()
-            except Exception as error:  # noqa: BLE001
-                self._put(number, None, error)
-            else:
-                self._put(number, planned, batch)
+                if begun is None:
+                    return
+                if begun[1].is_small:
+                    self._read(*begun)
+                    continue
+            self._read(*begun)
+
+    def _read(self, number: int, planned: Planned) -> None:
+        try:
+            batch = self._make(planned.row, planned.read())
+        except Exception as error:  # noqa: BLE001  (raised again where the batch is taken)
+            self._put(number, None, error)
+        else:
+            self._put(number, planned, batch)
 
     def _begin(self) -> tuple[int, Planned] | None:
-        with self._planning:
-            with self._has_room:
-                while not self._is_over and not self._may_begin():
-                    self._has_room.wait(_LOOK_S)
-                if self._is_over:
-                    return None
-                if not self._planned:
-                    # What was planned before is read first and its shards given back: a cache may be too small for
-                    # those and the next.
-                    while self._under_way:
-                        self._has_room.wait(_LOOK_S)
-                done = self._first_row(self._num_begun) if not self._under_way else min(self._under_way.values())
-            try:
-                self._planner.advance(done)
-                if not self._planned and self._num_begun < len(self._rows):
-                    self._plan()
-            except BaseException:
-                with self._is_ready:
-                    self._num_begun += 1
-                    self._is_over = True
-                raise
+        """The next batch to read, as soon as there is room for it; ``None`` if there is none."""
+        try:
+            self._prepare()
+        except Exception as error:  # noqa: BLE001
             with self._is_ready:
-                if self._is_over or not self._planned:
-                    self._is_over = True
-                    self._is_ready.notify_all()
-                    return None
-                planned = self._planned.popleft()
-                number = self._num_begun
-                self._num_begun += 1
-                self._under_way[number] = planned.row
-                self._last_bytes = planned.size_bytes
-                self._held_bytes += planned.size_bytes
-            return number, planned
+                number, self._num_begun = self._num_begun, self._num_begun + 1
+                self._is_over = True
+            self._put(number, None, error)
+            return None
+        with self._has_room:
+            while not self._is_over and self._planned and not self._may_begin(self._planned[0]):
+                self._has_room.wait(_LOOK_S)
+            if self._is_over or not self._planned:
+                self._is_over = True
+                self._is_ready.notify_all()
+                return None
+            planned = self._planned.popleft()
+            number = self._num_begun
+            self._num_begun += 1
+            self._under_way[number] = planned.row
+            self._held_bytes += planned.size_bytes
+        return number, planned
+
+    def _prepare(self) -> None:
+        """Plan what is next, before there is room for it: what that takes, or waits for, shall delay nobody."""
+        with self._has_room:
+            # What was planned before is read first and its shards given back: a cache may be too small for those and
+            # the next.
+            while not self._is_over and not self._planned and self._under_way:
+                self._has_room.wait(_LOOK_S)
+            if self._is_over:
+                return
+            done = min(self._under_way.values()) if self._under_way else self._first_row(self._num_begun)
+        self._planner.advance(done)
+        if not self._planned and self._num_begun < len(self._rows):
+            self._plan()
 
     def _plan(self) -> None:
         rows = self._rows[self._num_begun :]
@@ -216,11 +230,11 @@ class Ahead:
     def _first_row(self, number: int) -> int:
         return self._rows[number] if number < len(self._rows) else self._rows.stop
 
-    def _may_begin(self) -> bool:
+    def _may_begin(self, planned: Planned) -> bool:
         num_open = self._num_begun - self._num_taken
         limit_bytes = _LIMIT_BYTES * self._options.num_threads
         return num_open < self._options.num_batches and (
-            num_open == 0 or self._held_bytes + self._last_bytes <= limit_bytes
+            num_open == 0 or self._held_bytes + planned.size_bytes <= limit_bytes
         )
 
     def _put(self, number: int, planned: Planned | None, batch: Any) -> None:

@@ -30,11 +30,18 @@ class WholeBatches(IterableDataset[Any]):
         self.start: Start | None = None
         self.read_ahead: ReadAhead | None = None
 
+    def made(self, collate: Collate) -> Iterator[tuple[Any, Note]]:
+        """What ``collate`` makes of each batch: the threads that read ahead, unless it runs a function of the user."""
+        return map(collate, self._batches()) if collate.is_users else self._batches(make=collate)
+
     def __iter__(self) -> Iterator[Delivered]:
+        return self._batches()
+
+    def _batches(self, **options: Any) -> Iterator[Any]:
         # A new worker brings its start along. One that persists finds the next on the cursor's page; the owner waits
         # for all of them before it could open another.
         start, self.start = self.start, None
-        return self._dataset.batches(start or self._dataset.iteration_start(), read_ahead=self.read_ahead)
+        return self._dataset.batches(start or self._dataset.iteration_start(), read_ahead=self.read_ahead, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_dataset":
@@ -60,6 +67,11 @@ class Collate:
         self._collate_fn = collate_fn
         self._with_keys = with_keys
         self.blocks: Blocks | None = None
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it runs a function of the user."""
+        return self._collate_fn is not None
 
     def __call__(self, batch: Delivered) -> tuple[Any, Note]:
         """The user's batch and its note."""

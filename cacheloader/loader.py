@@ -145,12 +145,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._records.begin(start, num_workers=self.num_workers)
         self._whole.start = start
         batches: Any
-        if not self.num_workers:
-            batches = super().__iter__()
-        elif self._is_threaded:
-            batches = map(self._collate, self._whole)
+        if self._is_threaded and not self.pin_memory:
+            batches = self._whole.made(self._collate)
         else:
-            if self._iterator is None:  # or its workers live on, and know theirs
+            if self.num_workers and self._iterator is None:  # or its workers live on, and know theirs
                 per_worker = (self.prefetch_factor or _PREFETCH) + _SPARE_BLOCKS
                 self._collate.blocks = Blocks(num_workers=self.num_workers, per_worker=per_worker)
             batches = super().__iter__()

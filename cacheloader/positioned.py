@@ -363,15 +363,22 @@ class PositionedDataset(IterableDataset[Any]):
     def __iter__(self) -> SampleIterator:
         return SampleIterator(self)
 
-    def batches(self, start: Start | None = None, *, read_ahead: ReadAhead | None = None) -> Iterator[Delivered]:
+    def batches(
+        self,
+        start: Start | None = None,
+        *,
+        read_ahead: ReadAhead | None = None,
+        make: Callable[[Delivered], Any] | None = None,
+    ) -> Iterator[Any]:
         """One pass, by whole batches; in a worker process, that worker's share.
 
         Args:
             start: Where the pass starts, if the owner has opened the iteration; else the workers find out together.
             read_ahead: Read in threads; ``None`` to read each batch when it is asked for.
+            make: What is handed out in place of a batch; with ``read_ahead`` any thread may call it.
         """
         self._leave_if_orphaned()
-        return self._read(self._join() if start is None else start, read_ahead)
+        return self._read(self._join() if start is None else start, read_ahead, make or (lambda batch: batch))
 
     def _is_copy(self) -> bool:
         """Whether this is the copy of a process that the user's program has started, not that of a worker."""
@@ -433,21 +440,26 @@ class PositionedDataset(IterableDataset[Any]):
         epoch, row = self._steps().next_epoch(epoch=start.epoch, row=start.row, global_batch=global_batch)
         return Start(epoch=epoch, row=row)
 
-    def _read(self, start: Start, read_ahead: ReadAhead | None) -> Iterator[Delivered]:
+    def _read(self, start: Start, read_ahead: ReadAhead | None, make: Callable[[Delivered], Any]) -> Iterator[Any]:
         worker, num_workers = self.worker()
         global_batch = self.global_batch(num_workers=num_workers)
         rows = self._steps().worker_rows(
             row=start.row, global_batch=global_batch, worker=worker, num_workers=num_workers
         )
         reading = self._begin(start, global_batch)
-        ahead = None if read_ahead is None else Ahead(reading, rows, read_ahead)
+
+        def made(row: int, batch: Batch) -> Any:
+            if not batch.samples:
+                return None  # tail="keep": this rank has no part in the last step
+            delivered = self._deliver(batch, epoch=start.epoch)
+            return make(replace(delivered, epoch=start.epoch, row=row, number=batch.number))
+
+        ahead = None if read_ahead is None else Ahead(reading, rows, read_ahead, made)
         try:
-            batch: Batch
-            for row, batch in in_turn(reading, rows) if ahead is None else ahead:
-                if not batch.samples:
-                    continue  # tail="keep": this rank has no part in the last step
-                delivered = self._deliver(batch, epoch=start.epoch)
-                yield replace(delivered, epoch=start.epoch, row=row, number=batch.number)
+            for batch in in_turn(reading, rows, made) if ahead is None else ahead:
+                if batch is not None:
+                    yield batch
+                batch = None  # noqa: PLW2901  (it is the loop's alone, and may be freed while the next is made)
         finally:
             if ahead is not None:
                 ahead.close()

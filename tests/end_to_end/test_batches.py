@@ -159,10 +159,12 @@ def test_the_collector_may_end_an_iteration_in_a_thread_of_its_own() -> None:
     class Endless:
         def __init__(self) -> None:
             self.ahead: Ahead | None = None
+            self.first_taken = threading.Event()
 
         def plan(self, rows: Any) -> list[Planned]:
-            if rows[0] == 1:
+            if rows[0] == 1:  # before there is room for it
                 assert self.ahead is not None
+                assert self.first_taken.wait(10)
                 with self.ahead._has_room:  # the collector asks for no good moment
                     self.ahead.close()
             return [Planned(row=rows[0], num_samples=1, size_bytes=0, read=lambda: rows[0])]
@@ -171,8 +173,9 @@ def test_the_collector_may_end_an_iteration_in_a_thread_of_its_own() -> None:
             pass
 
     planner = Endless()
-    planner.ahead = Ahead(planner, range(9), ReadAhead(num_threads=2, num_batches=1))
+    planner.ahead = Ahead(planner, range(9), ReadAhead(num_threads=2, num_batches=1), lambda row, batch: (row, batch))
     assert next(planner.ahead) == (0, 0)
+    planner.first_taken.set()
     wait_until(lambda: not reading_threads())
 
 
