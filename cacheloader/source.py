@@ -159,7 +159,9 @@ class Source:
                 reader = cast("RangeReader", shelf.reader(number))
                 shelf.keep(number, until)
                 parts.append(
-                    ShardPart(read=shelf.lease(number).read, place=group, located=reader.locate(sample[group]))
+                    ShardPart(
+                        read_each=shelf.lease(number).read_each, place=group, located=reader.locate(sample[group])
+                    )
                 )
             return Stretch(parts, edges)
 

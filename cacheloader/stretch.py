@@ -32,12 +32,12 @@ class ShardPart:
     """What a stretch needs of one shard.
 
     Attributes:
-        read: Reads bytes ``[start, stop)`` of the shard.
+        read_each: Reads byte ranges of the shard, by their starts and stops.
         place: int64 [n], ascending; the samples' places in the stretch.
         located: Where these samples lie.
     """
 
-    read: Callable[[int, int], bytes]
+    read_each: Callable[[list[int], list[int]], list[bytes]]
     place: NDArray[np.int64]
     located: Located
 
@@ -51,7 +51,7 @@ class Stretch:
     """
 
     def __init__(self, parts: Sequence[ShardPart], edges: NDArray[np.int64]) -> None:
-        self._reads = [part.read for part in parts]
+        self._read_each = [part.read_each for part in parts]
         located = [part.located for part in parts] or [_NOTHING]
         num_values = np.concatenate([one.num_values for one in located])
         first_value = np.cumsum(num_values) - num_values
@@ -77,10 +77,16 @@ class Stretch:
         address = (space << _SHARD_BITS) + start
         reads = coalesce(address, address + size)
         read_space = reads.start >> _SHARD_BITS
-        self._read_part = read_space % len(located)
-        self._read_start = reads.start - (read_space << _SHARD_BITS)
-        self._read_stop = self._read_start + (reads.stop - reads.start)
-        self._read_edges = np.searchsorted(read_space, np.arange(len(edges)) * len(located)).tolist()
+        read_start = reads.start - (read_space << _SHARD_BITS)
+        self._read_start = read_start.tolist()
+        self._read_stop = (read_start + (reads.stop - reads.start)).tolist()
+        # A run is all that one batch reads of one shard.
+        heads = np.flatnonzero(np.diff(read_space, prepend=-1))
+        self._run_part = (read_space[heads] % len(located)).tolist()
+        self._run_edges = [*heads.tolist(), len(read_space)]
+        batch_edges = np.arange(len(edges)) * len(located)
+        self._batch_runs = np.searchsorted(read_space[heads], batch_edges).tolist()
+        self._read_edges = np.searchsorted(read_space, batch_edges).tolist()
         self._value_edges = value_edges.tolist()
         self._value_read = reads.read
         self._value_offset = reads.offset
@@ -94,19 +100,12 @@ class Stretch:
         Raises:
             OSError: A shard cannot be read.
         """
-        first, stop = self._read_edges[batch], self._read_edges[batch + 1]
-        reads = self._reads
-        blocks = [
-            reads[part](start, end)
-            for part, start, end in zip(
-                self._read_part[first:stop].tolist(),
-                self._read_start[first:stop].tolist(),
-                self._read_stop[first:stop].tolist(),
-                strict=True,
-            )
-        ]
+        blocks: list[bytes] = []
+        for run in range(self._batch_runs[batch], self._batch_runs[batch + 1]):
+            reads = slice(self._run_edges[run], self._run_edges[run + 1])
+            blocks += self._read_each[self._run_part[run]](self._read_start[reads], self._read_stop[reads])
         values = slice(self._value_edges[batch], self._value_edges[batch + 1])
-        which = (self._value_read[values] - first).tolist()
+        which = (self._value_read[values] - self._read_edges[batch]).tolist()
         if len(which) == len(blocks):
             contents = [blocks[i] for i in which]  # every value was read by itself
         else:

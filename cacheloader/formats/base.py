@@ -131,6 +131,11 @@ def assembled(keys: Sequence[str], names: Sequence[tuple[str, ...]], values: Seq
     """
     if sum(map(len, names)) != len(values):
         raise ValueError(f"{len(values)} values for {sum(map(len, names))} fields")
+    if len(set(names)) == 1:  # the usual case, which zip makes without a line of python a sample
+        fields = names[0]
+        columns = [values[i :: len(fields)] for i in range(len(fields))]
+        own = ("__key__", *fields)
+        return [dict(zip(own, row, strict=True)) for row in zip(keys, *columns, strict=True)]
     samples: list[Sample] = []
     rest = iter(values)
     for key, fields in zip(keys, names, strict=True):

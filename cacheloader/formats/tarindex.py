@@ -45,6 +45,7 @@ class TarIndex:
     _key_stop: NDArray[np.unsignedinteger] = field(repr=False)
     _field_stop: NDArray[np.unsignedinteger] = field(repr=False)
     _keys: memoryview = field(repr=False)
+    _ascii_keys: str | None = field(repr=False)  # the same as text, if a byte is a character: slices of it are cheap
     _fields: memoryview = field(repr=False)
 
     @property
@@ -66,6 +67,9 @@ class TarIndex:
         """Keys of the samples at these positions."""
         stops = self._key_stop[samples].tolist()
         starts = np.where(samples > 0, self._key_stop[samples - 1], 0).tolist()
+        text = self._ascii_keys
+        if text is not None:
+            return [text[start:stop] for start, stop in zip(starts, stops, strict=True)]
         keys = self._keys
         return [_text(keys[start:stop]) for start, stop in zip(starts, stops, strict=True)]
 
@@ -119,6 +123,7 @@ class TarIndex:
             arrays.append(np.frombuffer(view, dtype=f"<u{width}", count=length, offset=position))
             position += width * length
         first_member, key_stop, layout, member_start, member_size, first_slot, slot_field, field_stop = arrays
+        keys = view[keys_start : keys_start + key_bytes]
         index = cls(
             num_samples=num_samples,
             first_member=first_member,
@@ -129,7 +134,8 @@ class TarIndex:
             slot_field=slot_field,
             _key_stop=key_stop,
             _field_stop=field_stop,
-            _keys=view[keys_start : keys_start + key_bytes],
+            _keys=keys,
+            _ascii_keys=_ascii(keys),
             _fields=view[keys_start + key_bytes :],
         )
         index._validate(shard_bytes)
@@ -159,6 +165,11 @@ def _ascending(name: str, numbers: NDArray[np.unsignedinteger], *, stop: int, st
 def _below(name: str, numbers: NDArray[np.unsignedinteger], stop: int) -> None:
     if len(numbers) and int(numbers.max()) >= stop:
         raise ValueError(f"its {name} reaches {int(numbers.max())} of {stop}")
+
+
+def _ascii(encoded: memoryview) -> str | None:
+    whole = bytes(encoded)
+    return whole.decode("ascii") if whole.isascii() else None
 
 
 def _text(encoded: memoryview) -> str:

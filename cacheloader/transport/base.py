@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -52,6 +52,10 @@ class Lease(Protocol):
 
     def read(self, start: int, stop: int) -> bytes:
         """Exactly the bytes ``[start, stop)`` of the shard."""
+        ...
+
+    def read_each(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """``read`` of many ranges."""
         ...
 
     def release(self) -> None:

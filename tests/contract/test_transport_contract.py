@@ -47,6 +47,7 @@ def check(lease: Lease, shard: int) -> None:
     assert lease.size_bytes == len(content)
     assert lease.read(0, lease.size_bytes) == content
     assert lease.read(17, 1000) == content[17:1000]
+    assert lease.read_each([17, 0], [1000, 512]) == [content[17:1000], content[:512]]
     assert lease.source in {"nvme", "origin", "memory"}
     reader = named("webdataset").open(lease, lease.index, uri="contract")
     samples = reader.read(np.arange(reader.num_samples))

@@ -115,5 +115,5 @@ def test_an_open_index_holds_no_python_object_per_sample():
         1 << 30,
     )
     held = [getattr(index, field.name) for field in dataclasses.fields(index)]
-    assert all(isinstance(value, int | memoryview | np.ndarray) for value in held)
+    assert all(isinstance(value, int | str | memoryview | np.ndarray) for value in held)
     assert not any(isinstance(value, np.ndarray) and value.dtype == object for value in held)

@@ -40,11 +40,22 @@ def test_read_gives_exactly_the_range():
     lease.release()
 
 
+def test_many_ranges_are_read_at_once_in_any_order_and_more_than_once():
+    lease = leased()
+    starts, stops = [300, 0, 5, 0, len(CONTENT)], [417, 3, 5, 3, len(CONTENT)]
+    assert lease.read_each(starts, stops) == [CONTENT[a:b] for a, b in zip(starts, stops, strict=True)]
+    assert lease.read_each([], []) == []
+    lease.release()
+
+
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (4, 3), (0, len(CONTENT) + 1)])
 def test_range_outside_the_shard_is_an_error_that_names_it(start, stop):
     lease = leased()
     with pytest.raises(OSError, match=r"mem://a\.tar") as caught:
         lease.read(start, stop)
+    assert caught.value.errno == errno.EINVAL
+    with pytest.raises(OSError, match=rf"mem://a\.tar.*\[{start}, {stop}\)") as caught:
+        lease.read_each([0, start], [9, stop])
     assert caught.value.errno == errno.EINVAL
     lease.release()
 
@@ -54,6 +65,9 @@ def test_file_that_ends_early_is_an_error_that_names_shard_and_place():
     with pytest.raises(OSError, match=r"mem://a\.tar.*ends at byte 3") as caught:
         lease.read(1, 9)
     assert caught.value.errno == errno.EIO
+    with pytest.raises(OSError, match=r"mem://a\.tar.*ends at byte 3") as caught:
+        lease.read_each([0, 1], [2, 9])
+    assert caught.value.errno == errno.EIO
     lease.release()
 
 
@@ -62,6 +76,7 @@ def test_reads_that_the_kernel_cuts_are_put_together(monkeypatch):
     real = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, n, at: real(fd, min(n, 7), at))
     assert lease.read(3, 100) == CONTENT[3:100]
+    assert lease.read_each([3, 0], [100, 5]) == [CONTENT[3:100], CONTENT[:5]]
     lease.release()
 
 
@@ -75,7 +90,28 @@ def test_disk_failure_names_the_shard(monkeypatch):
     with pytest.raises(OSError, match=r"mem://a\.tar.*Input/output error") as caught:
         lease.read(0, 10)
     assert caught.value.errno == errno.EIO
+    with pytest.raises(OSError, match=r"mem://a\.tar.*Input/output error"):
+        lease.read_each([0], [10])
     lease.release()
+
+
+def test_a_lease_given_back_while_many_ranges_are_read_hands_out_nothing_of_what_its_descriptor_becomes(monkeypatch):
+    lease = leased()
+    other = fdpass.sealed_memory_file("other", b"x" * len(CONTENT))
+    real = os.pread
+
+    def released_meanwhile(fd, n, at):
+        if lease.fileno() == fd:
+            lease.release()
+            os.dup2(other, fd)  # as the next file that the process opens may be
+        return real(fd, n, at)
+
+    fd = lease.fileno()
+    monkeypatch.setattr(os, "pread", released_meanwhile)
+    with pytest.raises(OSError, match="released"):
+        lease.read_each([0, 9], [9, 20])
+    os.close(fd)
+    os.close(other)
 
 
 def test_release_closes_once_and_tells_once():
@@ -88,6 +124,8 @@ def test_release_closes_once_and_tells_once():
     assert not is_open(fd)
     with pytest.raises(OSError, match="released"):
         lease.read(0, 1)
+    with pytest.raises(OSError, match="released"):
+        lease.read_each([0], [1])
 
 
 def test_lease_that_nobody_holds_any_more_is_given_back():
