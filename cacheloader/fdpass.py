@@ -15,8 +15,9 @@ import fcntl
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.errors import ProtocolError
 
@@ -33,8 +34,7 @@ _MAX_OPTION_BYTES = 1024
 """What Python reads of a socket option at most: 256 groups."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class Received(msgspec.Struct, frozen=True, kw_only=True):
     """One datagram.
 
     Attributes:
@@ -46,8 +46,7 @@ class Received:
     fd: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerCredentials:
+class PeerCredentials(msgspec.Struct, frozen=True, kw_only=True):
     """Who was at the other end when the connection was made, as the kernel saw it.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +33,7 @@ def shard_key(*, origin_id: str, uri: str, version: str, size_bytes: int) -> byt
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteRange:
+class ByteRange(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes ``[start, stop)`` of an object.
 
     Attributes:

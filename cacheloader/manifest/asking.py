@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from cacheloader.errors import ConfigError, OriginError, OriginTimeout
 from cacheloader.keys import ByteRange, split_range
@@ -144,7 +145,7 @@ class PatientOrigin:
     async def _ask(
         self, attempt: Callable[[], Awaitable[_T]], *, action: str, uri: str, timeout_s: float | None = None
     ) -> _T:
-        limits = self._limits if timeout_s is None else replace(self._limits, timeout_floor_s=timeout_s)
+        limits = self._limits if timeout_s is None else msgspec.structs.replace(self._limits, timeout_floor_s=timeout_s)
         try:
             answer = await with_retries(attempt, action=action, uri=uri, limits=limits)
         except OriginError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -16,8 +17,7 @@ Bytes: TypeAlias = "Buffer"
 """Contiguous bytes in host memory that can be written to a file without a copy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectInfo:
+class ObjectInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One object as the store describes it.
 
     Attributes:

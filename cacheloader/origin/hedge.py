@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from cacheloader.errors import ConfigError
 
@@ -32,8 +33,7 @@ CALM_S = 30.0
 """After a "slow down" a host gets no second requests for so long."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HedgeStatistics:
+class HedgeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Second requests so far.
 
     Attributes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
 
 from cacheloader.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     """Exponential backoff with full jitter.
 
     Full jitter spreads the nodes of a job, which all failed at the same moment, over the whole wait.
@@ -46,8 +45,7 @@ class Backoff:
         return self.ceiling_s(failures) * unit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPace:
+class HostPace(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests one host lets us have at a time: half after a "slow down", then one more a round.
 
     Attributes:
@@ -87,7 +85,7 @@ class HostPace:
         if started_s < self.last_cut_s:
             return self
         strikes = self.strikes + 1
-        return replace(
+        return msgspec.structs.replace(
             self,
             allowed=max(1.0, min(self.allowed, width) / 2),
             resume_s=max(self.resume_s, now_s + backoff.delay_s(strikes, unit)),
@@ -99,4 +97,4 @@ class HostPace:
         """The pace after a request that started at ``started_s`` was answered well."""
         if started_s < self.last_cut_s or (self.allowed == self.most and not self.strikes):
             return self
-        return replace(self, allowed=min(float(self.most), self.allowed + 1 / self.allowed), strikes=0)
+        return msgspec.structs.replace(self, allowed=min(float(self.most), self.allowed + 1 / self.allowed), strikes=0)

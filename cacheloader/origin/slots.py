@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cacheloader.errors import ConfigError
 from cacheloader.origin.hedge import SHARE, Hedges
 from cacheloader.origin.retry import Backoff, HostPace
@@ -39,8 +41,7 @@ class Urgency:
     place: int = field(default_factory=itertools.count().__next__, init=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotStatistics:
+class SlotStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What the slots are doing.
 
     Attributes:
@@ -66,8 +67,7 @@ class _Waiter:
     granted: asyncio.Future[None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Opener:
+class _Opener(msgspec.Struct, frozen=True, kw_only=True):
     """The transfer that a host was idle before, and until when it is left alone."""
 
     urgency: Urgency

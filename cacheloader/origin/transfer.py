@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import msgspec
 
 from cacheloader.errors import ConfigError, OriginError, OriginThrottled, OriginTimeout
 from cacheloader.keys import ByteRange, split_range
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferLimits:
+class TransferLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long and how wide one transfer may be.
 
     Attributes:
@@ -39,7 +39,7 @@ class TransferLimits:
     timeout_floor_s: float = 15.0
     slowest_bytes_per_s: float = 256 * 2**10
     deadline_s: float = 180.0
-    backoff: Backoff = field(default_factory=Backoff)
+    backoff: Backoff = msgspec.field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
         for name in ("part_bytes", "max_parallel", "timeout_floor_s", "slowest_bytes_per_s", "deadline_s"):
@@ -160,8 +160,7 @@ async def with_retries(
         await asyncio.sleep(delay_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Retries:
+class _Retries(msgspec.Struct, frozen=True, kw_only=True):
     """The retries of one transfer's ranges."""
 
     host: str

@@ -6,7 +6,7 @@ shard that somebody waits for, and holds memory that the processor's cache then 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
 
 FIRST_REQUESTS = 8
 """What a shard of 64 MiB has ranges of 8 MiB: the first one that somebody waits for goes out at once, and alone."""
@@ -20,8 +20,7 @@ HELD_ROUNDS = 32
 what looking costs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WidthSearch:
+class WidthSearch(msgspec.Struct, frozen=True, kw_only=True):
     """A search by doubling. A round is as many answers as requests are allowed at a time.
 
     Attributes:
@@ -57,22 +56,22 @@ class WidthSearch:
             now_s: When.
         """
         if in_flight < self.allowed:
-            return replace(self, began_s=None, answers=0, size_bytes=0)
+            return msgspec.structs.replace(self, began_s=None, answers=0, size_bytes=0)
         if self.began_s is None:
-            return replace(self, began_s=now_s, answers=0, size_bytes=0)
+            return msgspec.structs.replace(self, began_s=now_s, answers=0, size_bytes=0)
         answers, total_bytes = self.answers + 1, self.size_bytes + size_bytes
         if answers < self.allowed or now_s <= self.began_s:
-            return replace(self, answers=answers, size_bytes=total_bytes)
-        ended = replace(self, began_s=now_s, answers=0, size_bytes=0)
+            return msgspec.structs.replace(self, answers=answers, size_bytes=total_bytes)
+        ended = msgspec.structs.replace(self, began_s=now_s, answers=0, size_bytes=0)
         return ended._next_round(total_bytes / (now_s - self.began_s))
 
     def _next_round(self, rate: float) -> WidthSearch:
         if self.held_rounds > 1:
-            return replace(self, held_rounds=self.held_rounds - 1)
+            return msgspec.structs.replace(self, held_rounds=self.held_rounds - 1)
         is_trial = self.rate > 0 and not self.held_rounds
         if is_trial and rate < LEAST_GAIN * self.rate:
-            return replace(self, allowed=max(1, self.allowed // 2), rate=0.0, held_rounds=HELD_ROUNDS)
+            return msgspec.structs.replace(self, allowed=max(1, self.allowed // 2), rate=0.0, held_rounds=HELD_ROUNDS)
         wider = min(self.most, 2 * self.allowed)
         if wider == self.allowed:
-            return replace(self, rate=0.0, held_rounds=HELD_ROUNDS)
-        return replace(self, allowed=wider, rate=rate, held_rounds=0)
+            return msgspec.structs.replace(self, rate=0.0, held_rounds=HELD_ROUNDS)
+        return msgspec.structs.replace(self, allowed=wider, rate=rate, held_rounds=0)

@@ -8,6 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,8 +19,7 @@ BATCH_WAIT_EDGES_S = (
 SHARD_FETCH_EDGES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistogramRecord:
+class HistogramRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A histogram at one moment.
 
     Attributes:
@@ -55,8 +56,7 @@ class Histogram:
         return HistogramRecord(edges=self._edges, counts=tuple(self._counts), total=self._total)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccountRecord:
+class AccountRecord(msgspec.Struct, frozen=True, kw_only=True):
     """All counters at one moment, since the daemon's start.
 
     Attributes:

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cacheloader.errors import OriginError, masked_urls
 
 if TYPE_CHECKING:
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.shards import ShardSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class News(msgspec.Struct, frozen=True, kw_only=True):
     """How a request stands, as ``protocol.messages.Progress`` tells it.
 
     Attributes:
@@ -29,8 +30,7 @@ class News:
     total: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OriginTrouble:
+class OriginTrouble(msgspec.Struct, frozen=True, kw_only=True):
     """A store that has failed since it last delivered a shard.
 
     Attributes:

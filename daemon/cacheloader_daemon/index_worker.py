@@ -12,7 +12,6 @@ import os
 import socket
 import subprocess
 import threading
-from dataclasses import dataclass
 
 import msgspec
 
@@ -33,8 +32,7 @@ class DiskReadFailed(Exception):
     """The worker could not read the shard back from the disk that it was just written to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a shard once it was worked on.
 
     Attributes:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+
+import msgspec
 
 SAMPLE_COUNT_BYTES = 8
 """Every index block starts with the sample count, see ``cacheloader.formats.base.index_samples``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLease:
+class ShardLease(msgspec.Struct, frozen=True, kw_only=True):
     """Read-only descriptors, owned by whoever holds the record.
 
     Attributes:
@@ -38,7 +38,7 @@ class ShardLease:
         except BaseException:
             os.close(data_fd)
             raise
-        return replace(self, data_fd=data_fd, index_fd=index_fd)
+        return msgspec.structs.replace(self, data_fd=data_fd, index_fd=index_fd)
 
     def close(self) -> None:
         """Close both descriptors."""

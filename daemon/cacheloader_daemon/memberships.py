@@ -14,8 +14,9 @@ import logging
 import os
 import pwd
 from collections import OrderedDict
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.origin.threads import DaemonThreads
 
@@ -35,8 +36,7 @@ DEADLINE_S = 5.0
 _MAX_THREADS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(msgspec.Struct, frozen=True):
     groups: frozenset[int]
     until_s: float
 
@@ -68,7 +68,7 @@ class Memberships:
     def completed(self, peer: PeerCredentials) -> PeerCredentials:
         """``peer`` with the groups of its user as far as they are known."""
         known = self._known.get(peer.uid)
-        return peer if known is None else replace(peer, groups=peer.groups | known.groups)
+        return peer if known is None else msgspec.structs.replace(peer, groups=peer.groups | known.groups)
 
     def when_known(self, uid: int, call: Callable[[], None]) -> None:
         """Call ``call`` once the groups of ``uid`` are known, or cannot be had in time: at once, if they are."""

@@ -11,8 +11,9 @@ import ctypes
 import logging
 import os
 import platform
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from cacheloader.errors import ConfigError
 
@@ -25,8 +26,7 @@ _IO_PRIORITIES = {"best-effort": 2 << _CLASS_SHIFT | 7, "idle": 3 << _CLASS_SHIF
 IO_CLASSES = ("", *_IO_PRIORITIES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priority:
+class Priority(msgspec.Struct, frozen=True, kw_only=True):
     """What the daemon asks of the kernel.
 
     Attributes:

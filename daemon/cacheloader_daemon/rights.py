@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.errors import ConfigError
 
@@ -26,8 +27,7 @@ _GS_METHODS = {"anon", "google_default", "cloud"}
 _LOCAL_STARTS = ("/", "~", ".", "file:", "local:")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRights:
+class ClientRights(msgspec.Struct, frozen=True, kw_only=True):
     """What a client may make this daemon do.
 
     Attributes:
@@ -142,8 +142,7 @@ def _flat(options: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{name}", value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lead:
+class _Lead(msgspec.Struct, frozen=True, kw_only=True):
     """Where options lead requests.
 
     Attributes:

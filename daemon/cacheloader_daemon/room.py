@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+
+import msgspec
 
 from cacheloader.errors import ConfigError
 
@@ -11,8 +12,7 @@ DEFAULT_SHARE = 0.75
 """Part of what is free that the cache may take if nobody says: the job writes checkpoints and logs there too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floors:
+class Floors(msgspec.Struct, frozen=True, kw_only=True):
     """What the cache leaves free for others.
 
     Attributes:
@@ -31,8 +31,7 @@ class Floors:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """A file system at one moment.
 
     Attributes:

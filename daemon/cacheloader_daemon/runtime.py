@@ -10,8 +10,9 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
+
+import msgspec
 
 from cacheloader.errors import CacheloaderError, ProtocolError, QuotaTooSmall, masked_urls
 from cacheloader_daemon.arrivals import News
@@ -48,8 +49,7 @@ MEASURE_INTERVAL_S = 1.0
 """How often the directory's overhead is measured while shards arrive; the store overstates it for the time between."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRecord:
+class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One session at one moment.
 
     Attributes:

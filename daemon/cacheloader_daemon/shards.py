@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.keys import shard_key
 from cacheloader.origin.base import ObjectInfo
@@ -19,8 +20,7 @@ UNKNOWN_COUNT = -1
 """Sample count in a provisional manifest, whose shards are still to be counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardSource:
+class ShardSource(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All that is needed to bring one shard.
 
     Attributes:

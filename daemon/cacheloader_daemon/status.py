@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from cacheloader_daemon.tenants import Visitor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DaemonStatus:
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be asked of a daemon.
 
     Attributes:
@@ -82,8 +80,8 @@ def seen_by(visitor: Visitor | None, status: DaemonStatus, *, administrators: Co
     """
     if visitor is None or visitor.uid in administrators:
         return status
-    sessions = tuple(one if one.uid == visitor.uid else replace(one, uri="") for one in status.sessions)
-    return replace(status, sessions=sessions, origin_troubles=())
+    sessions = tuple(one if one.uid == visitor.uid else msgspec.structs.replace(one, uri="") for one in status.sessions)
+    return msgspec.structs.replace(status, sessions=sessions, origin_troubles=())
 
 
 def as_json(status: DaemonStatus) -> bytes:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
 import pytest
 from cacheloader_daemon.account import Account
@@ -243,7 +243,7 @@ async def test_who_gets_no_descriptor_of_a_shard_in_memory_is_told() -> None:
         os.close(lease.index_fd)
         # A socket cannot be opened anew through /proc.
         sock = socket.socket()
-        stage.fetcher.end("memory", stage.key(1), dataclasses.replace(lease, index_fd=sock.detach()))
+        stage.fetcher.end("memory", stage.key(1), msgspec.structs.replace(lease, index_fd=sock.detach()))
         assert "no descriptor left" in str(await stage.delivered(1))
         assert len(stage.outcomes) == 2
 

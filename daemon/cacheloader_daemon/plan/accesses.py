@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from cacheloader.errors import ProtocolError
@@ -23,8 +23,7 @@ _SCAN = 4096
 """Accesses looked at together in search of a missing shard: a few microseconds of numpy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """The moment at which a plan needs most.
 
     Attributes:

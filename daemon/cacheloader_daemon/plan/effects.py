@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
     """Bring a shard into the store; space for its reservation is set aside. Ends in FetchFinished or FetchFailed.
 
     Attributes:
@@ -18,22 +17,19 @@ class Fetch:
     demand: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promote:
+class Promote(msgspec.Struct, frozen=True, kw_only=True):
     """A prefetch in flight is now waited for: give its requests precedence."""
 
     key: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evict:
+class Evict(msgspec.Struct, frozen=True, kw_only=True):
     """Unlink a blob; it counts against the quota until ``Dropped`` is reported."""
 
     key: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """Hand the waiting request a lease of a committed blob.
 
     Attributes:
@@ -49,8 +45,7 @@ class Grant:
     hit: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeFromMemory:
+class ServeFromMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Fetch the shard into memory for this request alone: the disk cannot take it. Not counted against the quota."""
 
     session: int
@@ -58,8 +53,7 @@ class ServeFromMemory:
     key: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True, kw_only=True):
     """Tell the waiting request that the fetch failed; the runtime knows the last error of the key."""
 
     session: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRef:
+class ShardRef(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as the planner sees it.
 
     Attributes:
@@ -25,8 +25,7 @@ class ShardRef:
     reserve_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpened:
+class SessionOpened(msgspec.Struct, frozen=True, kw_only=True):
     """A client opened a data set.
 
     Attributes:
@@ -40,15 +39,13 @@ class SessionOpened:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionClosed:
+class SessionClosed(msgspec.Struct, frozen=True, kw_only=True):
     """The client is gone; its plan, waiting requests and leases end."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlanFollowed:
+class PlanFollowed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The session's coming accesses, replacing an earlier plan (arrays as in ``protocol.messages.FollowPlan``)."""
 
     session: int
@@ -58,16 +55,14 @@ class PlanFollowed:
     clock: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advanced:
+class Advanced(msgspec.Struct, frozen=True, kw_only=True):
     """The session has finished with every row before ``clock``."""
 
     session: int
     clock: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demanded:
+class Demanded(msgspec.Struct, frozen=True, kw_only=True):
     """The session waits for a shard (index in its data set); ``request`` names the wait."""
 
     session: int
@@ -75,24 +70,21 @@ class Demanded:
     shard: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
+class Released(msgspec.Struct, frozen=True, kw_only=True):
     """The session gave back one lease of a shard (index in its data set)."""
 
     session: int
     shard: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchFinished:
+class FetchFinished(msgspec.Struct, frozen=True, kw_only=True):
     """A shard is committed and takes ``used_bytes`` on disk (at most its reservation)."""
 
     key: bytes
     used_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchFailed:
+class FetchFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A fetch ended without a blob, its reservation is free again.
 
     Attributes:
@@ -105,8 +97,7 @@ class FetchFailed:
     disk: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """A blob's file is gone from the directory (after ``Evict``, or lost for another reason)."""
 
     key: bytes

@@ -6,9 +6,9 @@ and only for somebody who waits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from cacheloader_daemon.plan.accesses import NEVER
@@ -35,8 +35,7 @@ def may_replace(*, victim_s: float, incoming_s: float) -> bool:
     return victim_s > incoming_s * (1 + MARGIN)
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(msgspec.Struct, frozen=True):
     """A blob that could be given up.
 
     Attributes:

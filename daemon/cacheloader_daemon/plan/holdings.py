@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cacheloader_daemon.plan.eviction import VictimOrder
 from cacheloader_daemon.plan.shares import NOBODY, ShareOptions, Shares
 from cacheloader_daemon.plan.states import MOVES, Cause, IllegalEvent, ShardState
@@ -20,8 +22,7 @@ STORY_MOVES = 4096
 """Moves of all shards kept for the story of an illegal event: enough for minutes, half a megabyte at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """A request without an answer.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from cacheloader_daemon.plan.accesses import NEVER
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 INFINITE = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class NextUse:
+class NextUse(msgspec.Struct, frozen=True):
     """When a shard is needed next.
 
     Attributes:
@@ -37,8 +36,7 @@ class NextUse:
     first_clock: int
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(msgspec.Struct, frozen=True):
     """A shard that is neither there nor on its way.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.errors import ConfigError
 from cacheloader.quantity import format_size
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerOptions:
+class PlannerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the cache is shared out.
 
     Attributes:
@@ -38,7 +38,7 @@ class PlannerOptions:
     patience_s: float = 5.0
     retry_s: float = 5.0
     eviction: str = "plan"
-    shares: ShareOptions = field(default_factory=ShareOptions)
+    shares: ShareOptions = msgspec.field(default_factory=ShareOptions)
 
     def __post_init__(self) -> None:
         for name, smallest in (("quota_bytes", 1), ("max_fetches", 1), ("patience_s", 0), ("retry_s", 0)):
@@ -55,8 +55,7 @@ GROWTH = 1 / 8
 was let in must not be turned away in a later epoch. In a trial of some epochs they grew by a twenty-fifth."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkingSet:
+class WorkingSet(msgspec.Struct, frozen=True, kw_only=True):
     """The most that a plan needs at one moment, beside what there is.
 
     Attributes:
@@ -95,8 +94,7 @@ class WorkingSet:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerStatistics:
+class PlannerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What the cache holds now, and what has happened since the start.
 
     Attributes:
@@ -163,4 +161,4 @@ class PlannerStatistics:
     failed_fetches: int
     memory_serves: int
     refusals: int
-    owner_bytes: Mapping[str, int] = field(default_factory=dict)
+    owner_bytes: Mapping[str, int] = msgspec.field(default_factory=dict)

@@ -8,8 +8,9 @@ the borrower would have needed his shards; nobody but himself takes shards of an
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.errors import ConfigError
 
@@ -20,8 +21,7 @@ NOBODY = ""
 """Owner of blobs of an earlier start, and of sessions that name none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShareOptions:
+class ShareOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What owners may hold.
 
     Attributes:
@@ -29,8 +29,8 @@ class ShareOptions:
         max_bytes: By owner, the most that he may hold; who is not named may hold all that others leave.
     """
 
-    guaranteed_bytes: Mapping[str, int] = field(default_factory=dict)
-    max_bytes: Mapping[str, int] = field(default_factory=dict)
+    guaranteed_bytes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    max_bytes: Mapping[str, int] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for owner, most_bytes in self.max_bytes.items():

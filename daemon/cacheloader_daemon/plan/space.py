@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader_daemon.plan.effects import Effect, Evict
 from cacheloader_daemon.plan.shares import NOBODY, Claim
@@ -22,8 +23,7 @@ class Room(Enum):
     NONE = "everything is leased or needed sooner"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that needs space.
 
     Attributes:

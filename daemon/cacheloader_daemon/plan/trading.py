@@ -12,8 +12,9 @@ of its time. If always the one went that is needed last of all, the lead would h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader_daemon.plan.eviction import may_replace
 from cacheloader_daemon.plan.shares import NOBODY
@@ -36,8 +37,7 @@ MAX_SPARED = 32
 """Shards looked at in vain for one exchange: those needed too soon in the next epoch, or kept for another owner."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trade:
+class Trade(msgspec.Struct, frozen=True):
     """One exchange of places.
 
     Attributes:

@@ -11,8 +11,9 @@ import logging
 import os
 import socket
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, DaemonError, ProtocolError
@@ -32,8 +33,7 @@ MESSAGES_PER_TURN = 32
 """Messages read before other connections get the loop; a flood then costs its neighbours one such burst."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one connection may cost.
 
     Attributes:
@@ -68,8 +68,7 @@ class Handler(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outgoing:
+class _Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     fd: int | None
 

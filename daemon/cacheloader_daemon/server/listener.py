@@ -13,8 +13,9 @@ import os
 import socket
 import stat
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader import fdpass
 from cacheloader.errors import CacheloaderError, CacheUnusable, DaemonUnavailable, ProtocolError
@@ -48,8 +49,7 @@ MAX_LINGERING = 64
 _SYSTEMD_FIRST_FD = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """Which peers may connect.
 
     Attributes:

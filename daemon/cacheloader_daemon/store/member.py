@@ -7,8 +7,9 @@ import logging
 import os
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader_daemon.room import Disk, Floors, look_at_disk
 from cacheloader_daemon.store.health import Condition, Health
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectoryStatus:
+class DirectoryStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A cache directory at one moment.
 
     Attributes:

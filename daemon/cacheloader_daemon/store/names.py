@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 DATA_SUFFIX = ".data"
 INDEX_SUFFIX = ".index"
@@ -16,8 +17,7 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.[0-9a-f]{16}\.new")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobName:
+class BlobName(msgspec.Struct, frozen=True, kw_only=True):
     """One blob: a shard's bytes, and beside them its sample index.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader_daemon.store.blobs import BlobFiles
 from cacheloader_daemon.store.doubts import Doubts
@@ -33,8 +34,7 @@ REBUILD_ROWS = 4096
 """Rows of one transaction at the start, when nobody waits for another one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folders:
+class Folders(msgspec.Struct, frozen=True, kw_only=True):
     """Open descriptors of a cache directory and of what lies in it.
 
     Attributes:
@@ -50,8 +50,7 @@ class Folders:
     quarantine: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a store.
 
     Attributes:
@@ -81,8 +80,7 @@ class Opened:
     foreign_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Past:
+class _Past(msgspec.Struct, frozen=True, kw_only=True):
     """What the last daemon's record means.
 
     Attributes:

@@ -7,8 +7,9 @@ import errno
 import itertools
 import logging
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader.quantity import format_size
 from cacheloader_daemon.room import Floors, shares
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(msgspec.Struct, frozen=True, kw_only=True):
     """What the pool can do at one moment.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 
 class Resident(NamedTuple):
@@ -22,8 +23,7 @@ class Resident(NamedTuple):
     accessed_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasedFiles:
+class LeasedFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Fresh read-only descriptors of one blob, owned by the receiver.
 
     Attributes:
@@ -39,8 +39,7 @@ class LeasedFiles:
     index_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStatistics:
+class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What the store holds, and what has happened since the start.
 
     Attributes:

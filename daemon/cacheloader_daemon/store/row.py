@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from cacheloader_daemon.store.names import BlobName
 
@@ -21,8 +22,7 @@ ROW_BYTES = _ROW.size
 """A row is the name without the key, then the rest: rows of one name begin alike."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one blob.
 
     Attributes:

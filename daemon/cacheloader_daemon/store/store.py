@@ -18,8 +18,9 @@ import logging
 import os
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 from cacheloader.errors import CacheUnusable
 from cacheloader_daemon.store import space
@@ -400,7 +401,7 @@ class Store:
                 self._files.verify(row.name)
 
         if self._doubts.settle(row.name.key, prove):
-            self._residents.put(replace(row, suspect=False))
+            self._residents.put(msgspec.structs.replace(row, suspect=False))
 
     def _give_up(self, row: Row, gone: BlobGone) -> None:
         """A blob is missing or damaged: keep what is left of it for inspection, and know it no more."""
