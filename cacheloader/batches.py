@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from cacheloader.errors import BadSample
 from cacheloader.heap import keep_freed_memory
-from cacheloader.parcel import Parcel
+from cacheloader.parcel import Parcel, Pile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from cacheloader.cursor import Start
     from cacheloader.delivery import Delivered
     from cacheloader.positioned import PositionedDataset
+
+_LEAVES = frozenset((torch.Tensor, np.ndarray, int, float, bool, str, bytes))
 
 
 class WholeBatches(IterableDataset[Any]):
@@ -92,16 +97,45 @@ class Collate:
         if worker is None or self.blocks is None:
             return (self._collate_fn or default_collate)(batch.samples), note
         keep_freed_memory()
-        data = (self._collate_fn or _collate_for_block)(batch.samples)
-        return Parcel.packed(data, self.blocks, worker=worker.id), note
+        if self._collate_fn is not None:
+            return Parcel.packed(self._collate_fn(batch.samples), self.blocks, worker=worker.id), note
+        piles: list[Pile] = []
+        stack = partial(_piled, piles) if _is_plain(batch.samples[0]) else _stacked
+        collated = _collate(batch.samples, stack)
+        data = Parcel.packed(collated, self.blocks, worker=worker.id)
+        if piles and data is collated:  # no block was free: it travels as torch sends it, who knows no piles
+            data = Parcel.packed(_collate(batch.samples, _stacked), self.blocks, worker=worker.id)
+        if isinstance(data, Parcel):
+            batch.samples.clear()  # or they would be kept for as long as the next batch is made
+        return data, note
 
 
-def _collate_for_block(samples: list[Any]) -> Any:
-    """The default of torch, but tensors are stacked in memory of this process: it is the block that will be shared."""
-    return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: _stacked})
+def _is_plain(sample: Any) -> bool:
+    """Whether nobody but torch's own default collation and a parcel gets to see the stacks made of such samples."""
+    kind = type(sample)
+    if kind is dict or kind is OrderedDict:
+        return all(map(_is_plain, sample.values()))
+    if kind is list or kind is tuple or (isinstance(sample, tuple) and hasattr(sample, "_make")):
+        return all(map(_is_plain, sample))
+    return kind in _LEAVES or isinstance(sample, np.generic)
+
+
+def _collate(samples: list[Any], stack: Callable[..., Any]) -> Any:
+    """The default of torch, but for how tensors are stacked."""
+    return collate(samples, collate_fn_map={**default_collate_fn_map, torch.Tensor: stack})
+
+
+def _piled(piles: list[Pile], tensors: list[torch.Tensor], **options: Any) -> Any:
+    """What will be stacked in the block itself, which ``piles`` is told of."""
+    pile = Pile.of(tensors)
+    if pile is None:
+        return _stacked(tensors, **options)
+    piles.append(pile)
+    return pile
 
 
 def _stacked(tensors: list[torch.Tensor], **options: Any) -> Any:
+    """Stacked in memory of this process, and not in memory of its own to share: it is the block that will be shared."""
     first = tensors[0]
     is_plain = type(first) is torch.Tensor and first.device.type == "cpu" and first.layout == torch.strided
     if not is_plain or first.is_nested or any(tensor.requires_grad for tensor in tensors):

@@ -81,7 +81,9 @@ class Blocks:
         if present is None or len(present) < size_bytes:
             if size_bytes > _LARGEST_BYTES:
                 return None
-            room = -(-size_bytes * 5 // 4 // _STEP_BYTES) * _STEP_BYTES
+            # Most batches are all of one size; only where one was larger than the last there will be larger ones yet.
+            wanted = size_bytes if present is None else size_bytes * 5 // 4
+            room = -(-wanted // _STEP_BYTES) * _STEP_BYTES
             try:
                 os.posix_fallocate(self._fds[number], 0, room)
             except OSError:

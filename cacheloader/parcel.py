@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -63,6 +63,33 @@ class _Tensor:
     order: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pile:
+    """Tensors that are to be stacked, and will be in the block itself; a worker has nothing else to do with the stack.
+
+    Attributes:
+        tensors: Of one shape and type, all their numbers in C order.
+    """
+
+    tensors: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor]) -> Self | None:
+        """``tensors``; ``None`` where torch's own stacking would do more than copy them one behind the other."""
+        first = tensors[0]
+        shape, dtype = first.shape, first.dtype
+        for tensor in tensors:
+            if (
+                type(tensor) is not torch.Tensor
+                or tensor.dtype != dtype
+                or tensor.shape != shape
+                or not _is_plain(tensor)
+                or not tensor.is_contiguous()
+            ):
+                return None
+        return cls(tensors=tensors)
+
+
 class Parcel:
     """A batch.
 
@@ -83,7 +110,7 @@ class Parcel:
         """``data`` in a parcel; ``data`` itself where nothing in it is large, or no block is free.
 
         Args:
-            data: What the collate function returned.
+            data: What the collate function returned; it may have piles in place of tensors.
             blocks: The loader's.
             worker: Number of this worker.
         """
@@ -174,6 +201,8 @@ class _Packing:
                 return self._keep(value, self._array(value, "C"))
             if value.flags.f_contiguous:
                 return self._keep(value, self._array(value, "F"))
+        if kind is Pile:
+            return self._keep(value, self._pile(value.tensors))
         if kind is torch.Tensor and _is_plain(value):
             by_stride = sorted(range(value.dim()), key=lambda at: -value.stride(at))
             dense = value.permute(by_stride)
@@ -220,6 +249,17 @@ class _Packing:
 
         self.puts.append(put)
         return _Tensor(start, tuple(dense.shape), dense.dtype, order)
+
+    def _pile(self, tensors: list[torch.Tensor]) -> _Tensor:
+        first, shape = tensors[0], (len(tensors), *tensors[0].shape)
+        size_bytes = len(tensors) * first.numel() * first.element_size()
+        start = self._place(size_bytes)
+
+        def put(memory: Any) -> None:
+            torch.stack(tensors, 0, out=_as_tensor(memory[start : start + size_bytes], first.dtype, shape))
+
+        self.puts.append(put)
+        return _Tensor(start, shape, first.dtype, tuple(range(len(shape))))
 
 
 class _Unpacking:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import cacheloader as cl
 from cacheloader.ahead import Ahead, Planned, ReadAhead
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BATCH = 32
+
+Pair = namedtuple("Pair", "left right")
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -262,7 +266,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(plain, value))
+        parts = map(plain, value)
+        return type(value)(*parts) if hasattr(value, "_make") else type(value)(parts)
     return value
 
 
@@ -272,6 +277,67 @@ def test_objects_of_every_kind_come_from_workers_as_they_are_made(make: Any, met
     expected = [plain(batch) for batch in make(**options)]
     got = [plain(batch) for batch in make(**options, num_workers=2, multiprocessing_context=method)]
     assert got == expected
+
+
+class Framed:
+    """A user's type, which default collation was taught."""
+
+    def __init__(self, image: torch.Tensor) -> None:
+        self.image = image
+
+
+def frame(samples: list[Framed], *, collate_fn_map: Any = None) -> torch.Tensor:
+    stacked = collate([sample.image for sample in samples], collate_fn_map=collate_fn_map)
+    return torch.flatten(stacked, 1)  # works on a tensor alone
+
+
+def stackable(sample: dict[str, Any]) -> dict[str, Any]:
+    pixels = np.frombuffer(sample["bin"][:1500], dtype=np.uint8).reshape(10, 10, 15).copy()
+    return {
+        "pixels": pixels,
+        "moved": torch.from_numpy(pixels).permute(2, 0, 1),
+        "pair": Pair(torch.from_numpy(pixels), np.float32(len(sample["bin"]))),
+        "ordered": OrderedDict(key=sample["__key__"], sizes=[pixels[0, 0], 3, 0.5]),
+        "half": torch.tensor(3.5, dtype=torch.bfloat16),
+        "empty": torch.empty(0),
+        "yes": True,
+    }
+
+
+def framed(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**stackable(sample), "framed": Framed(torch.tensor(list(sample["bin"][:1000])))}
+
+
+def strides(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.stride()
+    if isinstance(value, dict):
+        return [strides(part) for part in value.values()]
+    return [strides(part) for part in value] if isinstance(value, list | tuple) else None
+
+
+@pytest.mark.parametrize("transform", [stackable, framed])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_stacks_made_in_a_shared_block_are_those_of_torchs_default_collation(
+    make: Any, monkeypatch: pytest.MonkeyPatch, transform: Any, keeps: bool
+) -> None:
+    monkeypatch.setitem(default_collate_fn_map, Framed, frame)
+    kept = []
+    options = {"dataset": {"transform": transform}}
+    expected = list(make(**options, batch_size=8))
+    for got, wanted in zip(make(**options, batch_size=8, num_workers=2), expected, strict=True):
+        assert plain(got) == plain(wanted)
+        assert strides(got) == strides(wanted)
+        if keeps:  # every block, so that later batches find none that is free
+            kept.append(got)
+
+
+def test_a_worker_says_which_tensors_cannot_be_stacked(make: Any) -> None:
+    def ragged(sample: dict[str, Any]) -> torch.Tensor:
+        return torch.zeros(1 + int(sample["__key__"][len("sample") :]) % 2, 1000)
+
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(make(dataset={"transform": ragged}, num_workers=2))
 
 
 def image_and_label(sample: dict[str, Any]) -> dict[str, Any]:
