@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from cacheloader.origin.retry import Backoff, HostPace
 from cacheloader.origin.width import WidthSearch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from cacheloader.origin.hedge import HedgeStatistics
 
@@ -68,19 +68,20 @@ class _Waiter:
 
 
 class _Opener(msgspec.Struct, frozen=True, kw_only=True):
-    """The transfer that a host was idle before, and until when it is left alone."""
+    """The transfer that a host was idle before, until when it is left alone, and whether it tells its end itself."""
 
     urgency: Urgency
     until_s: float
+    is_announced: bool
 
 
 class TransferSlots:
     """Grants requests: demand before prefetch, within each the transfer that began first, never more than the budget.
 
     So shards arrive one after the other, and not all together at the end. A host that was idle serves the transfer that
-    comes first alone for a moment, which is what a job begins with; only what somebody waits for joins in at once. Each
-    host has a width of its own, which grows for as long as more requests bring more bytes, and a pace: after a "slow
-    down" it gets half the requests, and none for a moment.
+    comes first alone for a moment, which is what a job begins with; only what somebody waits for joins in at once. An
+    announced one keeps it until what it brought can be used. Each host has a width of its own, which grows for as long
+    as more requests bring more bytes, and a pace: after a "slow down" it gets half the requests, and none for a moment.
 
     Args:
         max_bytes: Bytes asked for and not yet written, over all requests. One larger request runs alone.
@@ -131,13 +132,28 @@ class TransferSlots:
             hedges=self.hedges.statistics(),
         )
 
-    def announce(self, host: str, urgency: Urgency) -> None:
-        """A transfer is about to ask: an idle host is kept for it, though another one may be ready sooner."""
+    @contextmanager
+    def announced(self, host: str, urgency: Urgency) -> Iterator[None]:
+        """A transfer from before it asks until what it brought can be used.
+
+        An idle host is kept for it before, though another one may be ready sooner, and until the end: what others
+        bring would take from its last part the processors that the last bytes did not need.
+        """
+        self._begin(host, urgency, is_announced=True)
+        try:
+            yield
+        finally:
+            opener = self._openers.get(host)
+            if opener is not None and opener.urgency is urgency:
+                del self._openers[host]
+                self._grant()
+
+    def _begin(self, host: str, urgency: Urgency, *, is_announced: bool) -> None:
         now_s = asyncio.get_running_loop().time()
         opener = self._openers.get(host)
         is_idle = not self._in_flight[host] and not any(waiter.host == host for waiter in self._waiters)
         if is_idle and (opener is None or opener.until_s <= now_s):
-            self._openers[host] = _Opener(urgency=urgency, until_s=now_s + ALONE_S)
+            self._openers[host] = _Opener(urgency=urgency, until_s=now_s + ALONE_S, is_announced=is_announced)
 
     @asynccontextmanager
     async def hold(self, host: str, *, size_bytes: int, urgency: Urgency) -> AsyncIterator[None]:
@@ -148,7 +164,7 @@ class TransferSlots:
         """
         granted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(host=host, size_bytes=size_bytes, urgency=urgency, granted=granted)
-        self.announce(host, urgency)
+        self._begin(host, urgency, is_announced=False)
         self._requests[urgency] += 1
         self._waiters.append(waiter)
         self._grant()
@@ -207,7 +223,7 @@ class TransferSlots:
             return
         del self._requests[waiter.urgency]
         opener = self._openers.get(waiter.host)
-        if opener is not None and opener.urgency is waiter.urgency:
+        if opener is not None and opener.urgency is waiter.urgency and not opener.is_announced:
             del self._openers[waiter.host]
 
     def _alone_until_s(self, waiter: _Waiter) -> float:

@@ -96,8 +96,16 @@ class Fetcher:
             DatasetError: The shard is not what it should be.
         """
         urgency = self._urgencies[source.key] = Urgency(demanded=is_demand)
-        # Before the wait for the disk, in which a shard that was ordered later may overtake this one.
-        self._slots.announce(source.origin.origin_id, urgency)
+        try:
+            # From before the wait for the disk, in which a shard that was ordered later may overtake this one.
+            with self._slots.announced(source.origin.origin_id, urgency):
+                return await self._bring(source, urgency)
+        except DiskReadFailed as error:
+            raise DiskTrouble(*error.args) from error
+        finally:
+            del self._urgencies[source.key]
+
+    async def _bring(self, source: ShardSource, urgency: Urgency) -> int:
         begun: list[Incoming] = []
 
         def begin() -> None:
@@ -125,10 +133,7 @@ class Fetcher:
             finally:
                 prepared.close()
             begun.clear()
-        except DiskReadFailed as error:
-            raise DiskTrouble(*error.args) from error
         finally:
-            del self._urgencies[source.key]
             for incoming in begun:
                 await self._quick.run(incoming.abort)
         return used_bytes

@@ -138,13 +138,33 @@ async def test_an_idle_host_is_kept_for_the_transfer_that_was_announced_first():
     first, second = Urgency(), Urgency()
     slots = TransferSlots()
     async with line(slots) as waiting:
-        slots.announce("host", first)
-        slots.announce("host", second)
-        await waiting.add("second", urgency=second)
-        await waiting.add("first", urgency=first)
-        assert waiting.started == ["first"]
-        await waiting.finish("first")
+        with slots.announced("host", first), slots.announced("host", second):
+            await waiting.add("second", urgency=second)
+            await waiting.add("first", urgency=first)
+            assert waiting.started == ["first"]
+
+
+async def test_others_join_when_what_the_first_transfer_brought_can_be_used_and_not_at_its_last_byte():
+    first, second = Urgency(), Urgency()
+    slots = TransferSlots()
+    async with line(slots) as waiting:
+        with slots.announced("host", first):
+            await waiting.add("first", urgency=first)
+            await waiting.add("second", urgency=second)
+            await waiting.finish("first")
+            assert waiting.started == ["first"]
+        await waiting.settle()
         assert waiting.started == ["first", "second"]
+
+
+async def test_an_announced_transfer_that_never_asks_makes_room_for_the_next():
+    slots = TransferSlots()
+    async with line(slots) as waiting:
+        with slots.announced("host", Urgency()):
+            await waiting.add("second", urgency=Urgency())
+            assert waiting.started == []
+        await waiting.settle()
+        assert waiting.started == ["second"]
 
 
 async def test_a_first_transfer_that_takes_long_does_not_keep_others_out(monkeypatch: pytest.MonkeyPatch):
