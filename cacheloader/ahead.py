@@ -119,6 +119,7 @@ class Ahead:
         self._num_taken = 0
         self._under_way: dict[int, int] = {}  # number of a batch that is being read -> first row
         self._held_bytes = 0
+        self._wake_at = 0  # batches open at which a thread that waits for room wants to be woken
         self._is_over = False  # nothing more will begin
         self._threads: list[threading.Thread] = []
 
@@ -140,7 +141,8 @@ class Ahead:
             self._num_taken += 1
             if planned is not None:
                 self._held_bytes -= planned.size_bytes
-            self._has_room.notify()
+            if self._num_begun - self._num_taken <= self._wake_at:
+                self._has_room.notify()
         if planned is None:
             raise batch
         return batch
@@ -195,6 +197,9 @@ class Ahead:
             return None
         with self._has_room:
             while not self._is_over and self._planned and not self._may_begin(self._planned[0]):
+                num_open = self._num_begun - self._num_taken
+                # Waking a thread is much of what next() does, so that it is left out every second time.
+                self._wake_at = max(1, num_open - 2)
                 self._has_room.wait(_LOOK_S)
             if self._is_over or not self._planned:
                 self._is_over = True

@@ -20,22 +20,37 @@ if TYPE_CHECKING:
 
 PRODUCT = "cacheloader, 0 workers"
 PRODUCT_2 = "cacheloader, 2 workers"
+FLOOR = "batches in memory, through a queue (floor)"
 RIVALS = (rivals.WEBDATASET, rivals.STREAMING, rivals.LITDATA)
-LABELS = (PRODUCT, PRODUCT_2, *(rival.named(2) for rival in RIVALS))
+LABELS = (FLOOR, PRODUCT, PRODUCT_2, *(rival.named(2) for rival in RIVALS))
 
 AFTER_FIRST = "waiting share after the first batch"
-COMPARISONS = tuple(
-    Comparison(name=name, over=(label, phase), under=None, figure=figure, target=target, at_most=True, goal=goal)
-    for name, label in (("2 workers", PRODUCT_2), ("0 workers", PRODUCT))
-    for name, phase, figure, target, goal in (
-        (f"cold, {name}", "cold", AFTER_FIRST, 0.01, "stall-cold"),
-        (f"warm, {name}", "warm", "waiting share", 0.001, "stall-warm"),
-        (f"warm, {name}", "warm", "fetch p99 ms", 1.0, "fetch-p99" if label == PRODUCT_2 else ""),
+_SHARE, _P99 = "waiting share", "fetch p99 ms"
+
+
+def _waiting(name: str, label: str, phase: str, figure: str, target: float | None = None, goal: str = "") -> Comparison:
+    return Comparison(
+        name=f"{phase}, {name}", over=(label, phase), under=None, figure=figure, target=target, at_most=True, goal=goal
     )
-) + tuple(
-    Comparison(name=f"{phase}, {rival.named(2)}", over=(rival.named(2), phase), under=None, figure=figure)
-    for rival in RIVALS
-    for phase, figure in (("cold", AFTER_FIRST), ("warm", "waiting share"), ("warm", "fetch p99 ms"))
+
+
+COMPARISONS = (
+    *(
+        comparison
+        for name, label, p99_goal in (("2 workers", PRODUCT_2, "fetch-p99"), ("0 workers", PRODUCT, ""))
+        for comparison in (
+            _waiting(name, label, "cold", AFTER_FIRST, 0.01, "stall-cold"),
+            _waiting(name, label, "warm", _SHARE, 0.001, "stall-warm"),
+            _waiting(name, label, "warm", _P99, 1.0, p99_goal),
+            Comparison(name=f"warm, {name} / floor", over=(label, "warm"), under=(FLOOR, "warm"), figure=_SHARE),
+        )
+    ),
+    *(
+        _waiting(label, label, phase, figure)
+        for label in (FLOOR, *(rival.named(2) for rival in RIVALS))
+        for phase, figure in (("cold", AFTER_FIRST), ("warm", _SHARE), ("warm", _P99))
+        if (label, phase) != (FLOOR, "cold")
+    ),
 )
 
 NOTES = (
@@ -43,6 +58,8 @@ NOTES = (
     "time in which this machine can bring a batch from the store.",
     "Waiting share: time inside next(), each epoch's start and end included, as a part of the wall time. After the "
     "first batch: without the time until then, which a long epoch makes as small as one likes; it stands in the table.",
+    "floor: a python thread hands batches that lie in memory as a whole to the training thread through a queue.Queue; "
+    "what it waits is what it costs to be woken from a step, with nothing in the processor's caches.",
     "warm: the epochs after the first in the same process; workers stay alive. They have 200 batches together: the "
     "99th percentile is the third longest wait, so that it is not one of the two at which an epoch begins.",
 )
@@ -76,6 +93,14 @@ class Stall:
         packed = pack(folder / "packed", samples=size.samples, sample_bytes=size.sample_bytes, shards=size.shards)
         with ground(folder, packed, warm_epochs=size.warm_epochs) as there:
             entries = [
+                Entry(
+                    label=FLOOR,
+                    factory="benchmarks.contestants.paced:Paced",
+                    options={"loader": "benchmarks.contestants.from_memory:FromMemory", "step_s": size.step_s},
+                    task=there.task(0),
+                )
+            ]
+            entries += [
                 Entry(
                     label=label,
                     factory="benchmarks.contestants.paced:Paced",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,8 @@ _SECONDS_PER_REPORT = 4096  # nine bytes each: well below the limit of a message
 class FetchReporter:
     """Tells the daemon how long the training loop waited for its batches, for the metrics of the node.
 
-    A report is worth little and the training loop's time much: it goes out at most once a second, waits for nothing,
-    and is dropped where no daemon takes it.
+    A report is worth little and the training loop's time much: it goes out at most once a second, by a thread of its
+    own, since to send wakes another process and may take milliseconds, and is dropped where no daemon takes it.
 
     Args:
         options: Which daemon.
@@ -37,10 +38,13 @@ class FetchReporter:
 
     def __init__(self, options: TransportOptions) -> None:
         self._options = options
-        self._link: Link | None = None
         self._seconds: list[float] = []
         self._samples = 0
         self._due_s = float("inf") if options.daemon == NO_DAEMON else 0.0
+        self._pid = os.getpid()
+        self._sender: ThreadPoolExecutor | None = None
+        self._sending: Future[None] | None = None
+        self._link: Link | None = None  # the sender's
 
     def add(self, fetch_seconds: float, num_samples: int) -> None:
         """Take one batch's waiting time into the next report."""
@@ -49,28 +53,41 @@ class FetchReporter:
         self._seconds.append(fetch_seconds)
         self._samples += num_samples
         now_s = time.monotonic()
-        if now_s >= self._due_s:
+        if now_s >= self._due_s and (self._sending is None or self._sending.done()):
             self._due_s = now_s + self.PERIOD_S
-            self._send(now_s + self.PATIENCE_S)
+            self._hand_over()
 
     def watch(self, path: Path, *, run: str, attempt: str, rank: int, world: int) -> RunWatch:
         """Ask the same daemon to watch this rank of a run, and to write what it sees to ``path``."""
         return RunWatch(self._options, path, messages.WatchRun(run=run, attempt=attempt, rank=rank, world=world))
 
     def flush(self) -> None:
-        """Send what is left, at the end of an epoch."""
+        """Send what is left, at the end of an epoch, and let the thread go: the loader may fork workers next."""
         if self._seconds and self._due_s < float("inf"):
-            self._send(time.monotonic() + self.PATIENCE_S)
+            self._hand_over()
+        sender, self._sender = self._sender, None
+        sending, self._sending = self._sending, None
+        if sender is not None and sending is not None and self._pid == os.getpid():
+            wait([sending], timeout=2 * self.PATIENCE_S)
+            sender.shutdown(wait=False)
 
     def close(self) -> None:
         """Close the connection; calling it again does nothing."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        self.flush()
+        self._hang_up()
 
-    def _send(self, deadline: float) -> None:
+    def _hand_over(self) -> None:
+        if self._pid != os.getpid():  # the sender is the parent's
+            self._pid, self._sender, self._link = os.getpid(), None, None
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, thread_name_prefix="cacheloader-report")
         seconds, self._seconds = self._seconds, []
         samples, self._samples = self._samples, 0
+        with suppress(RuntimeError):  # the interpreter is about to end
+            self._sending = self._sender.submit(self._send, seconds, samples)
+
+    def _send(self, seconds: list[float], samples: int) -> None:
+        deadline = time.monotonic() + self.PATIENCE_S
         try:
             if self._link is None or not self._link.is_open:
                 self._link = connect_running(self._options, deadline)
@@ -80,8 +97,13 @@ class FetchReporter:
                 self._link.send(messages.Report(fetch_seconds=part, samples=samples), deadline=deadline)
                 samples = 0
         except (CacheloaderError, TimeoutError):
-            self.close()
+            self._hang_up()
             self._due_s = deadline + self.RETRY_S
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
 
 
 class RunWatch:

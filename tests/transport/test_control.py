@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import gc
+import os
+import threading
+
 import pytest
 
 from cacheloader.config import TransportOptions
@@ -42,3 +46,37 @@ def test_waiting_times_reach_the_daemon_and_a_missing_one_costs_nothing(tmp_path
     nobody = FetchReporter(TransportOptions(daemon="embedded", cache_dir=tmp_path / "none"))
     nobody.add(0.1, 8)
     nobody.flush()
+    nobody.close()
+
+
+def test_a_forked_process_reports_by_itself(tmp_path):
+    with running("embedded", tmp_path) as backend:
+        assert backend.options is not None
+        backend.session().open_dataset(backend.spec())
+        reporter = FetchReporter(backend.options)
+        reporter.add(0.1, 8)
+        reporter.flush()
+        child = os.fork()
+        if child == 0:
+            try:
+                reporter.add(0.2, 16)
+                reporter.flush()
+                reporter.close()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        wait_until(lambda: read_status(backend.options)["account"]["samples"] == 24)
+        reporter.close()
+        backend.close()
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+def test_no_thread_of_a_reporter_outlives_an_epoch_or_the_reporter(tmp_path, is_flushed):
+    reporter = FetchReporter(TransportOptions(daemon="embedded", cache_dir=tmp_path))
+    reporter.add(0.1, 8)
+    if is_flushed:
+        reporter.flush()
+    else:
+        del reporter
+        gc.collect()
+    wait_until(lambda: not [thread for thread in threading.enumerate() if "cacheloader-report" in thread.name])
