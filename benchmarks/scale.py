@@ -184,7 +184,8 @@ def markdown(curves: Sequence[Curve], *, title: str, surroundings: dict[str, obj
     """The report for people."""
     lines = [f"# {title}", "", " ".join((__doc__ or "").split("\n\n", 1)[1].split()), ""]
     lines += [
-        f"Least CPU time of {REPEATS} repeats, of {REPEATS * SHORT} where one takes microseconds. The exponent is the slope of log cost over log size in the upper half:"
+        f"Least CPU time of {REPEATS} repeats, of {REPEATS * SHORT} where one takes microseconds. "
+        "The exponent is the slope of log cost over log size in the upper half:"
     ]
     lines += ["0 is constant, 1 is linear.", ""]
     lines += ["| cost | against | paid | exponent | measured | because |", "| --- | --- | --- | --- | --- | --- |"]
