@@ -57,7 +57,7 @@ SCENARIOS = {
     for part in (
         Part(theme="two-epochs", module="benchmarks.scenarios.two_epochs", prepare_s=70, round_s=300),
         Part(theme="small-samples", module="benchmarks.scenarios.small_samples", prepare_s=30, round_s=75),
-        Part(theme="decode", module="benchmarks.scenarios.decode", prepare_s=50, round_s=60),
+        Part(theme="decode", module="benchmarks.scenarios.decode", prepare_s=50, round_s=70),
         Part(theme="stall", module="benchmarks.scenarios.stall", prepare_s=40, round_s=100),
         Part(theme="sharing", module="benchmarks.scenarios.sharing", prepare_s=30, round_s=100),
         Part(theme="volume", module="benchmarks.scenarios.volume", prepare_s=15, round_s=50),

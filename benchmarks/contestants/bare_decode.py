@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 
 class BareDecode(Pread):
-    """Pixels are made and dropped; nobody receives them."""
+    """Pixels are made and dropped; nobody receives them.
+
+    What the loop frees, the C library keeps. By default it gives the pages of every picture back to the kernel and
+    takes them again for the next, or does not, as chance lays out the heap of the process: the same loop is a fifth
+    slower in some runs than in others, and would be no ceiling.
+    """
 
     def prepare(self, task: Task) -> None:
         """Import the decoder, open the shards and read the order."""
         from benchmarks.peers.decoding import decode
+        from cacheloader.heap import keep_freed_memory
 
         self._decode = decode
+        keep_freed_memory()  # also in the processes that are forked
         super().prepare(task)
 
     def run(self, task: Task, meter: Meter) -> Measurement:
