@@ -145,7 +145,7 @@ def test_a_part_that_fails_or_has_no_time_left_is_named_and_the_others_run(tmp_p
         return Ran(report=report(tmp_path, part.theme, ratio("/ peer", 2.5)), said="5 of 5 rounds")
 
     monkeypatch.setattr(bench, "run_scenario", run)
-    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(bench.Stop, "listen", lambda *_: None)
     arguments = ["--profile", "targets", "--machine", "machine", "--output", str(tmp_path), "--work", str(tmp_path)]
     parts = ["--part", "two-epochs", "--part", "decode", "--part", "stall"]
     assert bench.main([*arguments, *parts]) == 1
