@@ -233,6 +233,8 @@ def test_credentials_are_in_no_log_status_lease_name_command_line_or_file(node: 
     opened = node.alice.open(node.socket, [url], headers=bearer(secret))
     assert opened["uris"] == [url], "the client itself gets its URL back"
     lease = node.alice.read(0)
+    # What it holds is known, so that listing it, which everybody may, is all that opening it takes.
+    node.alice.open(node.socket, [f"{node.web.url}/a.tar"], headers=bearer(secret))
     node.alice.open(node.socket, [f"{node.web.url}/a.tar"], headers=bearer(f"{secret}-and-wrong"))
     with pytest.raises(OriginDenied):
         node.alice.read(0)
