@@ -242,7 +242,7 @@ def test_credentials_are_in_no_log_status_lease_name_command_line_or_file(node: 
     assert secret not in node.daemon.log
     assert secret not in str(lease["names"])
     assert secret not in str(node.alice.status())
-    assert secret not in str(node.bob.status())
+    assert secret not in str(node.bob.status(node.socket))
     for pid in (node.daemon.pid, *node.daemon.children):
         for name in ("cmdline", "environ"):
             assert secret.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
