@@ -139,6 +139,8 @@ class CountingProxy:
             task = asyncio.ensure_future(self._handle(reader, writer))
             handlers.add(task)
             task.add_done_callback(handlers.discard)
+            # One that is cancelled before it begins closes nothing itself.
+            task.add_done_callback(lambda _: writer.close())
 
         self._handlers = handlers
         self._accept = accept
