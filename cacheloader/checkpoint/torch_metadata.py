@@ -44,7 +44,15 @@ def _layout(name: str) -> torch.layout:
     return torch.strided
 
 
+def _member(kind: Any, name: Any) -> metadata._MEM_FORMAT_ENCODING:
+    """What python 3.11.0 to 3.11.3 write for a member of an enum: ``getattr``, of which no more than this is done."""
+    if kind is not metadata._MEM_FORMAT_ENCODING or name not in kind.__members__:
+        raise CheckpointError(f"its .metadata asks for {name!r} of {kind!r}, which no record of torch does")
+    return metadata._MEM_FORMAT_ENCODING[name]
+
+
 _CALLABLES: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _layout,
     (_METADATA, "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from cacheloader.checkpoint.torch_metadata import entries, parse_metadata
@@ -71,6 +72,37 @@ def test_code_in_a_record_is_not_run(protocol: int) -> None:
     with pytest.raises(CheckpointError, match=r"\.metadata (names|uses)"):
         parse_metadata(buffer.getvalue())
     assert not Trap.sprung
+
+
+def reduced_by_name(member: Any, _protocol: int) -> tuple[Any, ...]:
+    """As python 3.11.0 to 3.11.3 pickle every enum."""
+    return getattr, (type(member), member.name)
+
+
+def test_a_record_that_an_older_python_has_written_is_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = dcp.FileSystemReader(written).read_metadata()
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", reduced_by_name)
+    data = pickle.dumps(record)
+    assert b"getattr" in data
+    assert parse_metadata(data).state_dict_metadata == record.state_dict_metadata
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (_MEM_FORMAT_ENCODING, "__class__"),
+        (_MEM_FORMAT_ENCODING, ["mro"]),
+        (Metadata, "__init__"),
+        (torch.Size, "numel"),
+    ],
+)
+def test_no_attribute_but_a_member_of_torchs_enum_is_looked_up(kind: Any, name: Any) -> None:
+    class Reduced:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return getattr, (kind, name)
+
+    with pytest.raises(CheckpointError, match=r"\.metadata"):
+        parse_metadata(pickle.dumps(Reduced()))
 
 
 def test_a_value_that_no_file_holds_is_named(written: Path) -> None:
