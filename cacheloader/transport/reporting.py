@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,8 @@ class FetchReporter:
     """Tells the daemon how long the training loop waited for its batches, for the metrics of the node.
 
     A report is worth little and the training loop's time much: it goes out at most once a second, by a thread of its
-    own, since to send wakes another process and may take milliseconds, and is dropped where no daemon takes it.
+    own, since to send wakes another process and may take milliseconds, and is dropped where no daemon takes it. The
+    thread ends with the report, so that none is there when a loader forks its workers.
 
     Args:
         options: Which daemon.
@@ -42,9 +44,9 @@ class FetchReporter:
         self._samples = 0
         self._due_s = float("inf") if options.daemon == NO_DAEMON else 0.0
         self._pid = os.getpid()
-        self._sender: ThreadPoolExecutor | None = None
-        self._sending: Future[None] | None = None
-        self._link: Link | None = None  # the sender's
+        self._sent = threading.Event()
+        self._sent.set()
+        self._link: Link | None = None  # until it is sent, the sender's
 
     def add(self, fetch_seconds: float, num_samples: int) -> None:
         """Take one batch's waiting time into the next report."""
@@ -53,7 +55,7 @@ class FetchReporter:
         self._seconds.append(fetch_seconds)
         self._samples += num_samples
         now_s = time.monotonic()
-        if now_s >= self._due_s and (self._sending is None or self._sending.done()):
+        if now_s >= self._due_s and (self._sent.is_set() or self._pid != os.getpid()):
             self._due_s = now_s + self.PERIOD_S
             self._hand_over()
 
@@ -62,31 +64,35 @@ class FetchReporter:
         return RunWatch(self._options, path, messages.WatchRun(run=run, attempt=attempt, rank=rank, world=world))
 
     def flush(self) -> None:
-        """Send what is left, at the end of an epoch, and let the thread go: the loader may fork workers next."""
-        if self._seconds and self._due_s < float("inf"):
+        """Send what is left, at the end of an epoch."""
+        if self._due_s == float("inf"):
+            return
+        if self._seconds and self._is_sent():
             self._hand_over()
-        sender, self._sender = self._sender, None
-        sending, self._sending = self._sending, None
-        if sender is not None and sending is not None and self._pid == os.getpid():
-            wait([sending], timeout=2 * self.PATIENCE_S)
-            sender.shutdown(wait=False)
+        self._is_sent()
 
     def close(self) -> None:
         """Close the connection; calling it again does nothing."""
         self.flush()
         self._hang_up()
 
+    def _is_sent(self) -> bool:
+        """Whether the last report is out, after a moment of patience."""
+        return self._pid != os.getpid() or self._sent.wait(2 * self.PATIENCE_S)
+
     def _hand_over(self) -> None:
-        if self._pid != os.getpid():  # the sender is the parent's
-            self._pid, self._sender, self._link = os.getpid(), None, None
-        if self._sender is None:
-            self._sender = ThreadPoolExecutor(1, thread_name_prefix="cacheloader-report")
+        if self._pid != os.getpid():  # the connection is the parent's
+            self._pid, self._link = os.getpid(), None
         seconds, self._seconds = self._seconds, []
         samples, self._samples = self._samples, 0
-        with suppress(RuntimeError):  # the interpreter is about to end
-            self._sending = self._sender.submit(self._send, seconds, samples)
+        self._sent = threading.Event()
+        try:
+            # threading.Thread would wait for the thread to run, which is what this is to avoid.
+            _thread.start_new_thread(self._send, (seconds, samples, self._sent))
+        except RuntimeError:  # no more threads, or the interpreter is about to end
+            self._sent.set()
 
-    def _send(self, seconds: list[float], samples: int) -> None:
+    def _send(self, seconds: list[float], samples: int, sent: threading.Event) -> None:
         deadline = time.monotonic() + self.PATIENCE_S
         try:
             if self._link is None or not self._link.is_open:
@@ -99,6 +105,8 @@ class FetchReporter:
         except (CacheloaderError, TimeoutError):
             self._hang_up()
             self._due_s = deadline + self.RETRY_S
+        finally:
+            sent.set()
 
     def _hang_up(self) -> None:
         link, self._link = self._link, None
