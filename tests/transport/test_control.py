@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import _thread
 import os
+import sys
 
 import pytest
 
@@ -68,12 +70,13 @@ def test_a_forked_process_reports_by_itself(tmp_path):
         backend.close()
 
 
-def test_no_thread_outlives_its_report(tmp_path):
-    def threads() -> set[str]:
-        return set(os.listdir("/proc/self/task"))
-
-    before = threads()
+def test_no_thread_outlives_its_report(tmp_path, monkeypatch):
+    started: list[int] = []
+    start = _thread.start_new_thread
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *call: started.append(start(*call)))
     reporter = FetchReporter(TransportOptions(daemon="embedded", cache_dir=tmp_path))
     reporter.add(0.1, 8)
     reporter.flush()
-    wait_until(lambda: threads() <= before)
+    monkeypatch.undo()
+    assert len(started) == 1
+    wait_until(lambda: started[0] not in sys._current_frames())
