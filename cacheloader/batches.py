@@ -100,7 +100,7 @@ class Collate:
         if self._collate_fn is not None:
             return Parcel.packed(self._collate_fn(batch.samples), self.blocks, worker=worker.id), note
         piles: list[Pile] = []
-        stack = partial(_piled, piles) if _is_plain(batch.samples[0]) else _stacked
+        stack = partial(_piled, piles) if _is_torchs_alone(batch.samples[0]) else _stacked
         collated = _collate(batch.samples, stack)
         data = Parcel.packed(collated, self.blocks, worker=worker.id)
         if piles and data is collated:  # no block was free: it travels as torch sends it, who knows no piles
@@ -110,13 +110,13 @@ class Collate:
         return data, note
 
 
-def _is_plain(sample: Any) -> bool:
+def _is_torchs_alone(sample: Any) -> bool:
     """Whether nobody but torch's own default collation and a parcel gets to see the stacks made of such samples."""
     kind = type(sample)
     if kind is dict or kind is OrderedDict:
-        return all(map(_is_plain, sample.values()))
+        return all(map(_is_torchs_alone, sample.values()))
     if kind is list or kind is tuple or (isinstance(sample, tuple) and hasattr(sample, "_make")):
-        return all(map(_is_plain, sample))
+        return all(map(_is_torchs_alone, sample))
     return kind in _LEAVES or isinstance(sample, np.generic)
 
 

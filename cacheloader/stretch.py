@@ -84,9 +84,7 @@ class Stretch:
         heads = np.flatnonzero(np.diff(read_space, prepend=-1))
         self._run_part = (read_space[heads] % len(located)).tolist()
         self._run_edges = [*heads.tolist(), len(read_space)]
-        batch_edges = np.arange(len(edges)) * len(located)
-        self._batch_runs = np.searchsorted(read_space[heads], batch_edges).tolist()
-        self._read_edges = np.searchsorted(read_space, batch_edges).tolist()
+        self._batch_runs = np.searchsorted(read_space[heads], np.arange(len(edges)) * len(located)).tolist()
         self._value_edges = value_edges.tolist()
         self._value_read = reads.read
         self._value_offset = reads.offset
@@ -101,11 +99,12 @@ class Stretch:
             OSError: A shard cannot be read.
         """
         blocks: list[bytes] = []
-        for run in range(self._batch_runs[batch], self._batch_runs[batch + 1]):
+        first, stop = self._batch_runs[batch], self._batch_runs[batch + 1]
+        for run in range(first, stop):
             reads = slice(self._run_edges[run], self._run_edges[run + 1])
             blocks += self._read_each[self._run_part[run]](self._read_start[reads], self._read_stop[reads])
         values = slice(self._value_edges[batch], self._value_edges[batch + 1])
-        which = (self._value_read[values] - self._read_edges[batch]).tolist()
+        which = (self._value_read[values] - self._run_edges[first]).tolist()
         if len(which) == len(blocks):
             contents = [blocks[i] for i in which]  # every value was read by itself
         else:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.contestants.pread import HEADER_BYTES, key_of
 from benchmarks.peers.keyed_batches import KeyedBatches
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from benchmarks.harness.meter import PhaseClock
 
 _DEPTH = 4
-_NAME_BYTES = 100
-_HEADER_BYTES = 512
 
 
 class FromMemory(KeyedBatches):
@@ -31,8 +30,7 @@ class FromMemory(KeyedBatches):
         shards = [Path(task.source_folder, name).read_bytes() for name in task.shard_names]
         self._batches = [
             {
-                # The key lies in the tar header, in front of the payload.
-                "key": [_key(shards[shard], start) for shard, start, _ in batch],
+                "key": [key_of(shards[shard][start - HEADER_BYTES : start]) for shard, start, _ in batch],
                 "bin": [shards[shard][start:stop] for shard, start, stop in batch],
             }
             for batch in json.loads(Path(task.reads).read_text())
@@ -54,8 +52,3 @@ class FromMemory(KeyedBatches):
     def configuration(self) -> dict[str, Any]:
         """How it was set up."""
         return {"loader": "a thread puts batches that lie in memory into a queue.Queue", "depth": _DEPTH}
-
-
-def _key(shard: bytes, start: int) -> str:
-    header = start - _HEADER_BYTES
-    return shard[header : header + _NAME_BYTES].split(b"\0", 1)[0].decode().partition(".")[0]

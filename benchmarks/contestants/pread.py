@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from benchmarks.harness.measurement import Measurement
     from benchmarks.harness.meter import Meter, PhaseClock
 
+HEADER_BYTES = 512
+"""A tar header lies so far before the payload that it is of."""
+
 _PASSES = 4
 _TIMEOUT_S = 120.0
 
@@ -87,8 +90,12 @@ class Pread:
         return passes * sum(map(len, batches)), size_bytes
 
     def _samples(self) -> Iterator[tuple[str, bytes]]:
-        # The key lies in the tar header, 512 bytes before the payload.
         for batch in self._batches:
             for descriptor, size_bytes, start in batch:
-                name = os.pread(descriptor, 100, start - 512).split(b"\0", 1)[0].decode()
-                yield name.partition(".")[0], os.pread(descriptor, size_bytes, start)
+                header = os.pread(descriptor, HEADER_BYTES, start - HEADER_BYTES)
+                yield key_of(header), os.pread(descriptor, size_bytes, start)
+
+
+def key_of(header: bytes) -> str:
+    """Key of the sample that a tar header is of: the file's name up to its first dot."""
+    return header[:100].split(b"\0", 1)[0].decode().partition(".")[0]

@@ -13,6 +13,7 @@ from cacheloader.config import NO_DAEMON
 from cacheloader.errors import CacheloaderError
 from cacheloader.protocol import messages
 from cacheloader.transport.control import connect_running
+from cacheloader.transport.inheritance import close_after_fork
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,10 +44,9 @@ class FetchReporter:
         self._seconds: list[float] = []
         self._samples = 0
         self._due_s = float("inf") if options.daemon == NO_DAEMON else 0.0
-        self._pid = os.getpid()
+        self._link: Link | None = None  # until a report is sent, its thread's
         self._sent = threading.Event()
         self._sent.set()
-        self._link: Link | None = None  # until it is sent, the sender's
 
     def add(self, fetch_seconds: float, num_samples: int) -> None:
         """Take one batch's waiting time into the next report."""
@@ -55,7 +55,7 @@ class FetchReporter:
         self._seconds.append(fetch_seconds)
         self._samples += num_samples
         now_s = time.monotonic()
-        if now_s >= self._due_s and (self._sent.is_set() or self._pid != os.getpid()):
+        if now_s >= self._due_s and self._sent.is_set():
             self._due_s = now_s + self.PERIOD_S
             self._hand_over()
 
@@ -65,27 +65,25 @@ class FetchReporter:
 
     def flush(self) -> None:
         """Send what is left, at the end of an epoch."""
-        if self._due_s == float("inf"):
-            return
-        if self._seconds and self._is_sent():
+        if self._seconds and self._due_s < float("inf") and self._sent.wait(2 * self.PATIENCE_S):
             self._hand_over()
-        self._is_sent()
+        self._sent.wait(2 * self.PATIENCE_S)
 
     def close(self) -> None:
         """Close the connection; calling it again does nothing."""
         self.flush()
         self._hang_up()
 
-    def _is_sent(self) -> bool:
-        """Whether the last report is out, after a moment of patience."""
-        return self._pid != os.getpid() or self._sent.wait(2 * self.PATIENCE_S)
+    def close_in_child(self) -> None:
+        """A thread that sends is the parent's, and so is the connection, which closes itself."""
+        self._sent = threading.Event()
+        self._sent.set()
 
     def _hand_over(self) -> None:
-        if self._pid != os.getpid():  # the connection is the parent's
-            self._pid, self._link = os.getpid(), None
         seconds, self._seconds = self._seconds, []
         samples, self._samples = self._samples, 0
         self._sent = threading.Event()
+        close_after_fork(self)
         try:
             # threading.Thread would wait for the thread to run, which is what this is to avoid.
             _thread.start_new_thread(self._send, (seconds, samples, self._sent))

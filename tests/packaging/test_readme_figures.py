@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +14,15 @@ README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def medians() -> dict[str, float]:
-    """Median of each ratio of the linked report, by name."""
+def report() -> dict[str, Any]:
+    """The linked one."""
     [stem] = set(re.findall(r"\(benchmarks/reports/(two-epochs_[^)]+)\.md\)", README))
-    report = json.loads((ROOT / "benchmarks" / "reports" / f"{stem}.json").read_text())
+    return json.loads((ROOT / "benchmarks" / "reports" / f"{stem}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def medians(report: dict[str, Any]) -> dict[str, float]:
+    """Median of each of its ratios, by name."""
     return {ratio["name"]: ratio["median"] for ratio in report["ratios"]}
 
 
@@ -37,3 +43,9 @@ def test_a_speed_in_the_readme_stands_in_its_report(
     shown = re.search(rf"{row} \|([^|\n]*)\|", README, re.DOTALL)
     assert shown, row
     assert re.findall(r"\d+(?:\.\d+)?", shown[1]) == [format(medians[name], form) for name in names]
+
+
+def test_the_readme_says_how_many_rounds_its_medians_are_of(report: dict[str, Any]) -> None:
+    numbers = {"three": 3, "four": 4, "five": 5}
+    [said] = re.findall(r"medians of (\w+) interleaved rounds", README)
+    assert numbers[said] == len(report["rounds"])

@@ -80,3 +80,14 @@ def test_no_thread_outlives_its_report(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert len(started) == 1
     wait_until(lambda: started[0] not in sys._current_frames())
+
+
+def test_a_process_forked_while_a_report_is_on_its_way_does_not_wait_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *_: None)  # it never gets there
+    reporter = FetchReporter(TransportOptions(daemon="embedded", cache_dir=tmp_path))
+    reporter.add(0.1, 8)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if reporter._sent.is_set() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not reporter._sent.is_set()
