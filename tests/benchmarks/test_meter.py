@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -47,7 +48,8 @@ def test_a_phase_is_timed_and_counted(task):
     phase = meter.measurement({}).phases[0]
     assert (phase.samples, phase.size_bytes, len(phase.epoch_s)) == (6, 32, 2)
     assert 0 < phase.first_batch_s < phase.wall_s
-    assert sum(phase.epoch_s) == pytest.approx(phase.wall_s, abs=0.01)
+    assert all(epoch_s > 0 for epoch_s in phase.epoch_s)
+    assert sum(phase.epoch_s) <= phase.wall_s
     assert 0 <= phase.fetch_p50_s <= phase.fetch_p99_s
 
 
@@ -104,17 +106,20 @@ input()
 """
 
 
-@pytest.mark.parametrize("detached", [False, True], ids=["worker", "daemon"])
-def test_cpu_time_and_memory_are_charged_to_who_used_them(task, detached):
-    meter = Meter(task)
+@pytest.mark.parametrize("role", ["worker", "daemon", "server"])
+def test_cpu_time_and_memory_are_charged_to_who_used_them(task, role):
     # Whatever ran in this process before may have left helpers of its own, such as multiprocessing's resource tracker.
     own, _ = Snapshot.take().by_session(os.getpid())
     others = max(map(peak_rss_bytes, own - {os.getpid()}), default=0)
     with (
         subprocess.Popen(
-            [sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=detached
+            [sys.executable, "-c", BURN],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=role != "worker",
         ) as burner,
     ):
+        meter = Meter(replace(task, server_pid=burner.pid if role == "server" else 0))
         with meter.phase("cold", page_cache="none") as clock:
             burner.stdin.write(b"begin\n")
             burner.stdin.flush()
@@ -123,16 +128,18 @@ def test_cpu_time_and_memory_are_charged_to_who_used_them(task, detached):
         burner.communicate(b"end\n")
     meter.verify(SAMPLES)
     phase = meter.measurement({}).phases[0]
-    charged, spared = (phase.cpu_s.daemon, phase.cpu_s.client) if detached else (phase.cpu_s.client, phase.cpu_s.daemon)
-    assert charged >= 0.18
-    assert spared < 0.1
+    spent = {"worker": phase.cpu_s.client, "daemon": phase.cpu_s.daemon, "server": phase.cpu_s.server}
+    assert spent.pop(role) >= 0.18
+    if role == "server":
+        del spent["daemon"]  # here the server is a child of this process, as a daemon is
+    assert max(spent.values()) < 0.1
     assert phase.peak_memory_bytes.main > 1 << 20
-    if detached:
+    if role == "worker":
+        assert phase.peak_memory_bytes.worker > 1 << 20
+    else:
         # They may have grown since.
         assert phase.peak_memory_bytes.worker <= others + 2**20
-    else:
-        assert phase.peak_memory_bytes.worker > 1 << 20
-    assert (phase.peak_memory_bytes.daemon > 1 << 20) is detached
+    assert (phase.peak_memory_bytes.daemon > 1 << 20) is (role != "worker")
 
 
 def test_a_process_that_has_ended_has_no_memory():

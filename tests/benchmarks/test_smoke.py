@@ -41,7 +41,6 @@ def test_small_run_of_the_ceilings_writes_a_report_and_leaves_nothing(tmp_path):
         assert measurement["verified"]["samples"] == content["parameters"]["samples"], label
     [cold] = measured["engine (ceiling)"]["phases"]
     assert cold["origin_bytes"] > cold["size_bytes"], "the store counts what it sends, tar headers included"
-    assert cold["cpu_s"]["server"] > 0
     assert list(work.iterdir()) == []
     text = data.with_suffix(".md").read_text()
     assert str(tmp_path) not in data.read_text() + text
