@@ -209,3 +209,11 @@ def test_without_time_for_another_round_none_is_begun_and_one_that_fails_twice_i
         "print(json.dumps([len(short), [len(one.failed) for one in rounds], [len(one.measured) for one in rounds]]))\n"
     )
     assert runner_says(code, tmp_path, "tests.benchmarks.contestants:Crashes") == [1, [1, 1, 0], [1, 1, 1]]
+
+
+def test_each_round_begins_with_another_contestant(tmp_path):
+    code = RUN_ONE.split("[done] =", maxsplit=1)[0] + (
+        "print(json.dumps([list(one.measured) for one in runner.rounds(entries, repeats=3)]))\n"
+    )
+    orders = runner_says(code, tmp_path, "tests.benchmarks.contestants:LeavesAProcess")
+    assert orders == [["it", "well"], ["well", "it"], ["it", "well"]]
