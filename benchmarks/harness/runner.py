@@ -7,6 +7,7 @@ import ctypes
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
@@ -99,9 +100,9 @@ class Runner:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def rounds(self, entries: Sequence[Entry], *, repeats: int, budget_s: float = math.inf) -> Iterator[Round]:
-        """All entries in turn, then all again, each round begun one further on: A B C, B C A, C A B.
+        """All entries in turn, then all again, each round in another order, which is the same in every call.
 
-        So none has the same one before it, whose memory and files are still being cleared away, all the time. What
+        So none has the same one before it all the time, whose memory and files are still being cleared away. What
         fails does not keep the others from running.
 
         Args:
@@ -120,9 +121,9 @@ class Runner:
                 round_begin = time.monotonic()
                 if number and round_begin - begin + last_s > budget_s:
                     return
-                first = number % max(1, len(entries))
-                in_turn = [*entries[first:], *entries[:first]]
-                left = [entry for entry in in_turn if failures[entry.label] < MAX_FAILURES]
+                left = [entry for entry in entries if failures[entry.label] < MAX_FAILURES]
+                if number:
+                    random.Random(number).shuffle(left)
                 done = self._round(left, number, f"[{number + 1}/{repeats}]")
                 for label in done.failed:
                     failures[label] += 1
