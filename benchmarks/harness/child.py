@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import free_memory
 from benchmarks.harness.contestant import Task
 from benchmarks.harness.measurement import Failure
 from benchmarks.harness.meter import Meter
@@ -36,6 +37,7 @@ def main(task_path: str, result_path: str) -> int:
     try:
         contestant = resolve(order["factory"])(**order["options"])
         contestant.prepare(task)
+        free_memory.back()
         result, status = contestant.run(task, Meter(task)).to_dict(), 0
     except BaseException as error:  # noqa: BLE001  (whatever a library raises is what the report has to say)
         traceback.print_exc()
