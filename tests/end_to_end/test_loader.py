@@ -213,8 +213,9 @@ def test_a_hundred_breaks_leave_neither_processes_nor_descriptors(
     held = open_fds()
     for _ in range(100):
         break_early()
-    # The connection for reports is made, and made anew, by a thread when there is time: it may have come or gone.
-    assert abs(open_fds() - held) <= 1
+    # What each break left would be a hundred. A thread that reports may have opened its connection since, or be at it
+    # just now with a descriptor or two.
+    assert open_fds() < held + 10
     assert len(workers_of_this_process()) == (1 if is_persistent else 0)
     assert loader.epoch == 100
     assert loader.state_dict()["row"] == BATCH
