@@ -16,6 +16,7 @@ import pytest
 
 from cacheloader.errors import ConfigError, DaemonUnavailable
 from cacheloader.protocol import messages
+from tests.support.descriptors import links_of
 from tests.support.node_daemon import REPOSITORY, NodeDaemon, is_running
 from tests.support.seaweedfs import free_ports
 from tests.support.waiting import wait_until
@@ -178,9 +179,10 @@ def test_a_shared_daemon_reads_its_file_and_serves_metrics(tmp_path: Path, daemo
 def test_a_private_daemon_opens_no_port(daemons: Daemons) -> None:
     daemon = daemons().start()
     tcp = [Path(f"/proc/{daemon.pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
-    inodes = {os.readlink(fd) for fd in Path(f"/proc/{daemon.pid}/fd").iterdir()}
+    links = links_of(daemon.pid)
+    assert any(link.startswith("socket:") for link in links)
     listening = [line.split()[9] for table in tcp for line in table.splitlines()[1:] if line.split()[3] == "0A"]
-    assert not any(f"socket:[{inode}]" in inodes for inode in listening)
+    assert not any(f"socket:[{inode}]" in links for inode in listening)
 
 
 def test_a_daemon_started_over_a_socket_from_systemd_says_ready_and_keeps_the_file(tmp_path: Path) -> None:

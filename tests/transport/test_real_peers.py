@@ -22,6 +22,7 @@ from cacheloader.transport.base import AccessPlan
 from cacheloader.transport.daemon import DaemonTransport
 from cacheloader.transport.open import open_transport
 from tests.contract.transports import NUM_SHARDS, Backend, running, shared_daemon, tar_of, write_data
+from tests.support.descriptors import links_of
 from tests.support.nginx import NginxServer
 from tests.support.waiting import wait_until
 
@@ -238,18 +239,8 @@ def test_another_session_of_a_known_data_set_does_not_resolve_it_again(direct):
 
 def test_helper_fetches_ahead_along_the_plan(direct):
     session = opened(direct)
-    wait_until(lambda: sum("memfd:cacheloader-index" in file for file in open_files(helpers()[0])) == 2)
+    wait_until(lambda: sum("memfd:cacheloader-index" in file for file in links_of(helpers()[0])) == 2)
     assert read(session, 0) == "memory"
-
-
-def open_files(pid: int) -> list[str]:
-    files = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            files.append(str(entry.readlink()))
-        except FileNotFoundError:
-            continue
-    return files
 
 
 def test_helper_leaves_with_its_client_however_that_ends(direct, tmp_path):
