@@ -213,8 +213,8 @@ def test_a_hundred_breaks_leave_neither_processes_nor_descriptors(
     held = open_fds()
     for _ in range(100):
         break_early()
-    # torch's queue of a worker closes its pipe in a thread of its own, a moment after the break. One connection may have
-    # come since, which the thread that reports has opened.
+    # torch's queue of a worker closes its pipe in a thread of its own, a moment after the break. One connection may
+    # have come since, which the thread that reports has opened.
     wait_until(lambda: open_fds() <= held + 1)
     assert len(workers_of_this_process()) == (1 if is_persistent else 0)
     assert loader.epoch == 100
