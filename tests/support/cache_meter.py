@@ -11,8 +11,20 @@ if TYPE_CHECKING:
 
 
 def disk_bytes(directory: Path) -> int:
-    """What ``du`` would say: allocated blocks of every file below ``directory``, each counted once."""
-    seen: dict[tuple[int, int], int] = {}
+    """What ``du`` would say of one instant: allocated blocks of every file below ``directory``, each counted once.
+
+    A look takes its time, in which one shard may make room for another that is found in its turn, so that only files
+    count that are there in two looks, one behind the other: they were all there between the two.
+    """
+    before, after = _files(directory), _files(directory)
+    return sum(
+        min(size, after[key][0]) for key, (size, names) in before.items() if key in after and names & after[key][1]
+    )
+
+
+def _files(directory: Path) -> dict[tuple[int, int], tuple[int, set[str]]]:
+    """Bytes of each file and what of its names a publication keeps: another that gets its number is another file."""
+    seen: dict[tuple[int, int], tuple[int, set[str]]] = {}
     stack = [str(directory)]
     while stack:
         try:
@@ -27,8 +39,10 @@ def disk_bytes(directory: Path) -> int:
                 status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue  # it was evicted or renamed while we looked
-            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
+            names = seen.get((status.st_dev, status.st_ino), (0, set()))[1]
+            names.add(entry.name.removeprefix(".").partition(".")[0])
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512, names
+    return seen
 
 
 class CacheMeter:
@@ -52,7 +66,7 @@ class CacheMeter:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
 
     def _watch(self) -> None:
         while True:
