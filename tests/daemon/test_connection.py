@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from cacheloader_daemon.server.connection import Connection, ConnectionLimits
@@ -14,7 +14,8 @@ from cacheloader_daemon.server.connection import Connection, ConnectionLimits
 from cacheloader import fdpass
 from cacheloader.errors import OriginNotFound, ProtocolError
 from cacheloader.protocol import frames, messages
-from tests.support.descriptors import open_fds
+from tests.support.descriptors import open_files, opened_since
+from tests.support.hand_clock import HandClock
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -48,12 +49,14 @@ class Notes:
 
 
 @contextmanager
-def connected(notes: Notes, **limits: float) -> Iterator[tuple[Connection, socket.socket]]:
+def connected(
+    notes: Notes, *, clock: HandClock | None = None, **limits: float
+) -> Iterator[tuple[Connection, socket.socket]]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(0.0)
     connection = Connection(
         ours,
-        loop=asyncio.get_running_loop(),
+        loop=cast("asyncio.AbstractEventLoop", clock) if clock is not None else asyncio.get_running_loop(),
         limits=ConnectionLimits(**limits),
         welcome=lambda version: messages.Welcome(version=version, daemon="test", pid=1, quota_bytes=2),
         open_handler=lambda _connection, _hello: notes,
@@ -150,7 +153,7 @@ async def test_a_defect_in_a_handler_costs_its_own_client_only(caplog: pytest.Lo
 
 async def test_answers_and_their_descriptors_wait_for_a_slow_reader_in_order() -> None:
     notes = Notes()
-    before = open_fds()
+    before = open_files()
     with connected(notes) as (connection, client):
         fdpass.send(client, HELLO)
         await heard(client)
@@ -166,7 +169,7 @@ async def test_answers_and_their_descriptors_wait_for_a_slow_reader_in_order() -
             assert os.pread(received.fd, 10, 0) == str(number).encode()
             os.close(received.fd)
         assert connection.num_outgoing == 0
-    assert open_fds() == before
+    await until(lambda: not opened_since(before))
 
 
 async def test_nothing_is_read_from_a_client_that_reads_nothing() -> None:
@@ -198,19 +201,19 @@ async def test_nothing_is_read_from_a_client_that_reads_nothing() -> None:
 
 async def test_a_client_that_leaves_answers_unread_for_too_long_is_closed() -> None:
     notes = Notes()
-    before = open_fds()
+    before = open_files()
     with connected(notes, stall_timeout_s=0.05) as (connection, client):
         fdpass.send(client, HELLO)
         await heard(client)
         while connection.num_outgoing == 0:
             connection.send(messages.Status(id=1), fdpass.sealed_memory_file("answer", b"x"))
         await until(lambda: connection.is_closed)
-    assert open_fds() == before
+    await until(lambda: not opened_since(before))
 
 
 async def test_a_client_that_goes_away_frees_the_descriptors_meant_for_it() -> None:
     notes = Notes()
-    before = open_fds()
+    before = open_files()
     with connected(notes) as (connection, client):
         fdpass.send(client, HELLO)
         await heard(client)
@@ -219,13 +222,13 @@ async def test_a_client_that_goes_away_frees_the_descriptors_meant_for_it() -> N
         client.close()
         await until(lambda: connection.is_closed)
         connection.send(messages.Status(id=2), fdpass.sealed_memory_file("late", b"x"))
-    assert open_fds() == before
+    await until(lambda: not opened_since(before))
     assert notes.num_disconnected == 1
 
 
 async def test_two_descriptors_in_one_message_are_closed_and_refused() -> None:
     notes = Notes()
-    before = open_fds()
+    before = open_files()
     with connected(notes, linger_s=0.05) as (connection, client):
         fdpass.send(client, HELLO)
         await heard(client)
@@ -236,7 +239,7 @@ async def test_two_descriptors_in_one_message_are_closed_and_refused() -> None:
         assert isinstance(reply, messages.Failed)
         assert reply.kind == "ProtocolError"
         await until(lambda: connection.is_closed)
-    assert open_fds() == before
+    await until(lambda: not opened_since(before))
 
 
 def _readable(sock: socket.socket) -> bool:
@@ -255,18 +258,22 @@ def _send(sock: socket.socket, data: bytes) -> bool:
 
 
 async def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
-    notes = Notes()
-    with connected(notes, stall_timeout_s=3.0) as (connection, theirs):
+    notes, clock = Notes(), HandClock()
+    with connected(notes, clock=clock, stall_timeout_s=3.0) as (connection, theirs):
         fdpass.send(theirs, HELLO)
         await heard(theirs)
         reply = messages.Failed(id=1, kind="DaemonError", message="x" * 20_000)
         while connection.num_outgoing < 40:
             connection.send(reply)
-        for _ in range(8):  # longer than the timeout in all; the pace of the client is what is tested
-            await asyncio.sleep(0.45)
-            for _ in range(4):  # the kernel tells of room once three quarters of its buffer are free
+        for _ in range(3):  # longer than the timeout in all; the pace of the client is what is tested
+            clock.let_pass(2.0)
+            num_left = connection.num_outgoing
+            while connection.num_outgoing == num_left:  # the kernel tells of room once much of its buffer is free
                 await heard(theirs)
+        assert connection.num_outgoing > 0
         assert not connection.is_closed
+        clock.let_pass(3.1)  # and now it reads nothing
+        assert connection.is_closed
 
 
 async def test_an_error_that_names_a_file_whose_name_is_no_text_arrives() -> None:

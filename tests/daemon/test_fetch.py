@@ -11,7 +11,8 @@ from cacheloader_daemon.disk import DiskThreads
 from cacheloader_daemon.fetch import Fetcher
 from cacheloader_daemon.store import DiskTrouble, LeasedFiles
 
-from tests.support.descriptors import open_fds
+from tests.support.descriptors import open_files, opened_since
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,10 +40,10 @@ async def test_an_index_that_cannot_be_read_is_trouble_of_the_disk_and_leaves_no
     unused = cast("Any", None)
     store = cast("Any", UnreadableIndex(tmp_path))
     fetcher = Fetcher(store=store, preparers=unused, slots=unused, limits=unused, quick=quick, bulk=quick)
-    before = open_fds()
+    before = open_files()
     with pytest.raises(DiskTrouble, match="reading an index"):
         await fetcher.lease(b"k" * 16, source="nvme")
-    assert open_fds() == before
+    await until(lambda: not opened_since(before))
     quick.close()
 
 

@@ -22,7 +22,7 @@ async def test_ready_beats_and_stopping_are_told(tmp_path: Path, name: str) -> N
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "20000", "WATCHDOG_PID": "7", "HOME": "/"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(address.replace("@", "\0"))
-        supervisor.settimeout(5)
+        supervisor.settimeout(60)
         notifier = Notifier(environment, pid=7)
         assert environment == {"HOME": "/"}
         notifier.ready("serving")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from cacheloader_daemon import rates
 from cacheloader_daemon.rates import BURST_S, Meter, OriginRate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cacheloader.origin.slots import Urgency
+from tests.support.hand_clock import HandClock
+from tests.support.waiting import until
 
 
 @settings(deadline=None)
@@ -38,7 +42,15 @@ def test_without_a_limit_nobody_waits() -> None:
         assert meter.wait_s(0.0) == 0
 
 
-async def test_who_is_waited_for_goes_before_what_is_fetched_ahead() -> None:
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """Time for the limits alone."""
+    clock = HandClock()
+    monkeypatch.setattr(rates, "asyncio", SimpleNamespace(get_running_loop=lambda: clock))
+    return clock
+
+
+async def test_who_is_waited_for_goes_before_what_is_fetched_ahead(clock: HandClock) -> None:
     rate = OriginRate(max_bytes_per_s=1000)
     came: list[str] = []
 
@@ -47,17 +59,25 @@ async def test_who_is_waited_for_goes_before_what_is_fetched_ahead() -> None:
         came.append(name)
 
     await rate.take(300, Urgency(demanded=False))  # what was not used before is spent
-    await asyncio.gather(take("ahead", demanded=False), take("more ahead", demanded=False), take("now", demanded=True))
+    all_three = asyncio.gather(
+        take("ahead", demanded=False), take("more ahead", demanded=False), take("now", demanded=True)
+    )
+    await until(lambda: len(rate._waiters) == 3)
+    clock.let_pass(1.0)
+    await all_three
     assert came[0] == "now"
 
 
-async def test_who_gives_up_holds_nobody_up() -> None:
-    rate = OriginRate(max_requests_per_s=20)
-    for _ in range(6):
+async def test_who_gives_up_holds_nobody_up(clock: HandClock) -> None:
+    rate = OriginRate(max_requests_per_s=16)
+    for _ in range(5):
         await rate.take(1, Urgency(demanded=True))
     waiting = asyncio.create_task(rate.take(1, Urgency(demanded=True)))
-    await asyncio.sleep(0)
+    await until(lambda: len(rate._waiters) == 1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    await asyncio.wait_for(rate.take(1, Urgency(demanded=True)), 10)
+    last = asyncio.create_task(rate.take(1, Urgency(demanded=True)))
+    await until(lambda: len(rate._waiters) == 1)
+    clock.let_pass(1.0)
+    await asyncio.wait_for(last, 60)

@@ -31,7 +31,7 @@ from cacheloader.errors import (
 )
 from cacheloader.manifest.record import Manifest, ShardInfo
 from cacheloader.protocol.plans import Accesses
-from tests.support.descriptors import open_fds
+from tests.support.descriptors import open_files, opened_since
 from tests.support.scripted_fetcher import ScriptedFetcher, memory_lease
 from tests.support.waiting import until
 
@@ -79,11 +79,11 @@ def dataset(num_shards: int = 6, *, origin: object = None) -> Dataset:
 
 @asynccontextmanager
 async def staged(
-    *, shards_that_fit: int = 6, patience_s: float = 5.0, max_memory_bytes: int = 100 * SHARD_BYTES
+    *, shards_that_fit: int = 6, patience_s: float = 600.0, max_memory_bytes: int = 100 * SHARD_BYTES
 ) -> AsyncIterator[Stage]:
     planner = Planner(PlannerOptions(quota_bytes=shards_that_fit * SHARD_BYTES, patience_s=patience_s, retry_s=0.01))
     fetcher = ScriptedFetcher()
-    before = open_fds()
+    before = open_files()
     async with asyncio.TaskGroup() as tasks:
         runtime = Runtime(
             planner=planner,
@@ -99,7 +99,7 @@ async def staged(
     for outcome in stage.outcomes:
         if isinstance(outcome, ShardLease):
             outcome.close()
-    assert open_fds() == before
+    await until(lambda: not opened_since(before))
 
 
 async def test_a_demand_is_fetched_leased_and_delivered() -> None:

@@ -64,6 +64,7 @@ class CountingProxy:
 
     Attributes:
         latency_s: Wait before each response.
+        is_held: No response begins as long as this is set.
         bandwidth_bytes_per_s: Cap on all bodies together, 0 for none.
         exchanges: What was answered so far.
         peak_in_flight: Most requests that were open at one moment.
@@ -72,6 +73,7 @@ class CountingProxy:
     def __init__(self, upstream_port: int) -> None:
         self.upstream_port = upstream_port
         self.latency_s = 0.0
+        self.is_held = False
         self.bandwidth_bytes_per_s = 0.0
         self.exchanges: list[Exchange] = []
         self.peak_in_flight = 0
@@ -94,12 +96,12 @@ class CountingProxy:
 
     def start(self) -> CountingProxy:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def inject(self, *faults: Fault) -> None:
@@ -113,6 +115,7 @@ class CountingProxy:
             self._faults.clear()
             self.exchanges.clear()
         self.latency_s = self.bandwidth_bytes_per_s = 0.0
+        self.is_held = False
         self.peak_in_flight = self._in_flight
 
     def body_bytes(self) -> Counter[str]:
@@ -299,6 +302,8 @@ class CountingProxy:
     async def _delay(self, method: str, target: str) -> None:
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
+        while self.is_held:
+            await asyncio.sleep(0.005)
 
     async def _pace(self, num_bytes: int) -> None:
         if not self.bandwidth_bytes_per_s:

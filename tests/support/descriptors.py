@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -22,3 +23,21 @@ def links_of(pid: int) -> list[str]:
         except FileNotFoundError:
             continue
     return links
+
+
+def open_files() -> set[tuple[int, str]]:
+    """Number and target of each descriptor of this process, to be compared by ``opened_since``."""
+    gc.collect()
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile, as that of the listing is
+            found.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
+def opened_since(before: set[tuple[int, str]]) -> list[str]:
+    """What this process has open and had not; nothing, sooner or later, if what was done since then leaks nothing.
+
+    A count would also tell of what an earlier test's threads and servers close at that moment.
+    """
+    return sorted(target for _, target in open_files() - before)

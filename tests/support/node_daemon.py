@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -17,7 +18,7 @@ from tests.support.raw_client import RawClient
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,7 +35,7 @@ class NodeDaemon:
     launcher: Sequence[str] = ()
     process: subprocess.Popen[bytes] | None = field(init=False, default=None)
 
-    def start(self, *, timeout_s: float = 30.0) -> Self:
+    def start(self, *, timeout_s: float = 60.0) -> Self:
         """Return once it is ready; fails if it is not."""
         line = self.try_start(timeout_s=timeout_s)
         assert line.get("ready") is True, f"{line}\n{self.log}"
@@ -42,12 +43,14 @@ class NodeDaemon:
         assert line["pid"] == self.process.pid
         return self
 
-    def try_start(self, *, timeout_s: float = 30.0) -> dict[str, Any]:
+    def try_start(self, *, timeout_s: float = 60.0) -> dict[str, Any]:
         """What it says of its start, {} if it ended without a word."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         news, ready = os.pipe()
         command = [sys.executable, "-P", "-m", "cacheloader_daemon", "--cache-dir", str(self.directory)]
-        command += ["--ready-fd", str(ready), *(["--private"] if self.private else [])]
+        command += ["--ready-fd", str(ready)]
+        # It leaves when the test says so and not because the machine was busy with something else for a minute.
+        command += ["--private", "--idle-timeout", "0"] if self.private else []
         command += ["--cache-size", self.cache_size] if self.cache_size else []
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
@@ -97,11 +100,11 @@ class NodeDaemon:
     @property
     def children(self) -> list[int]:
         """Processes that it has started and that live."""
-        found = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        return sorted(
-            {int(pid) for task in tasks for pid in (task / "children").read_text().split()} | set(map(int, found))
-        )
+        found: set[int] = set()
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+                found.update(map(int, (task / "children").read_text().split()))
+        return sorted(found)
 
     @property
     def blobs(self) -> list[Path]:
@@ -124,14 +127,14 @@ class NodeDaemon:
         """The planner's statistics."""
         return self.status()["plan"]
 
-    def exit_code(self, *, timeout_s: float = 15.0) -> int:
+    def exit_code(self, *, timeout_s: float = 60.0) -> int:
         """Wait for its end."""
         assert self.process is not None
         code = self.process.wait(timeout_s)
         self.process = None
         return code
 
-    def stop(self, *, timeout_s: float = 15.0) -> int | None:
+    def stop(self, *, timeout_s: float = 60.0) -> int | None:
         """SIGTERM, and its exit code; ``None`` if it did not run."""
         if self.process is None:
             return None
@@ -146,9 +149,28 @@ class NodeDaemon:
         if self.process is not None:
             workers = self.children
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(60)
             self.process = None
             wait_until(lambda: not any(is_running(pid) for pid in workers))
+
+
+@contextlib.contextmanager
+def held_still(pid: int) -> Iterator[None]:
+    """A process does nothing while the block runs: what it is sent waits for it, and its files stay as they are."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: all(state in "TtZX" for state in _thread_states(pid)), timeout_s=60)
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _thread_states(pid: int) -> list[str]:
+    states = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended meanwhile
+            states.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def is_running(pid: int) -> bool:

@@ -50,7 +50,7 @@ class RawClient:
     """One connection; ``say`` and ``hear`` are the wire, the rest is convenience."""
 
     path: Path
-    timeout_s: float = 20.0
+    timeout_s: float = 60.0
     greet: bool = True
     sock: socket.socket = field(init=False)
     last_id: int = field(init=False, default=0)
