@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.counting_proxy import CountingProxy
 from tests.support.nginx import NginxServer
@@ -15,9 +16,13 @@ from tests.support.seaweedfs import SeaweedServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How long an example takes is the machine's business; a test that hangs has pytest's own time limit.
-settings.register_profile("cacheloader", parent=settings.default, deadline=None)
-settings.load_profile("cacheloader")
+# How long an example takes, to be made or to run, is the machine's business; a test that hangs has pytest's own limit.
+settings.register_profile(
+    "cacheloader", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+# The same examples in every run: what a chance one would find is no fault of the change that is being checked.
+settings.register_profile("ci", parent=settings.get_profile("cacheloader"), derandomize=True, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cacheloader"))
 
 
 @pytest.fixture(scope="session")
