@@ -76,7 +76,8 @@ class IndexWorker:
     @property
     def pid(self) -> int:
         """The process, 0 if none runs."""
-        return self._process.pid if self._process is not None else 0
+        process = self._process  # another thread may forget it meanwhile
+        return process.pid if process is not None else 0
 
     def start(self) -> socket.socket:
         """Start the process if none runs, without a wait for its imports; the socket to it.

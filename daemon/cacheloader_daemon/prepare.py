@@ -56,7 +56,7 @@ class Preparers:
     @property
     def pids(self) -> list[int]:
         """Processes that run now."""
-        return [worker.pid for worker in self._workers if worker.pid]
+        return [pid for worker in self._workers if (pid := worker.pid)]
 
     async def warm(self) -> None:
         """Start the first process now, so that the first shard does not wait for its imports."""

@@ -18,6 +18,7 @@ from cacheloader.errors import ConfigError, DaemonUnavailable
 from cacheloader.protocol import messages
 from tests.support.descriptors import links_of
 from tests.support.node_daemon import REPOSITORY, NodeDaemon, is_running
+from tests.support.raw_client import RawClient
 from tests.support.seaweedfs import free_ports
 from tests.support.waiting import wait_until
 
@@ -71,11 +72,22 @@ def test_a_shared_daemon_refuses_stop(daemons: Daemons, tmp_path: Path) -> None:
         assert client.status()
 
 
+def visited_in_time(daemons: Daemons) -> tuple[NodeDaemon, RawClient, float]:
+    """A daemon that leaves soon, somebody who came before it did, and its time-out: longer on a slow machine."""
+    timeout_s = 0.3
+    while True:
+        daemon = daemons(arguments=["--idle-timeout", f"{timeout_s}"]).start()
+        try:
+            return daemon, daemon.connect(), timeout_s
+        except (OSError, EOFError, DaemonUnavailable):
+            assert daemon.exit_code() == 0
+        timeout_s *= 4
+
+
 def test_a_private_daemon_leaves_when_nobody_was_connected_for_a_while(daemons: Daemons) -> None:
-    daemon = daemons(arguments=["--idle-timeout", "0.3"]).start()
-    # Longer than the time-out, with somebody there.
-    with daemon.connect(), pytest.raises(subprocess.TimeoutExpired):
-        daemon.exit_code(timeout_s=0.6)
+    daemon, client, timeout_s = visited_in_time(daemons)
+    with client, pytest.raises(subprocess.TimeoutExpired):
+        daemon.exit_code(timeout_s=2 * timeout_s)
     assert daemon.exit_code() == 0
     assert not daemon.socket.exists()
     assert "nobody was connected" in daemon.log
@@ -112,8 +124,6 @@ def test_a_long_path_is_served_through_its_directory(tmp_path: Path, daemons: Da
     daemon.start()
     fd = os.open(daemon.directory, os.O_PATH)
     try:
-        from tests.support.raw_client import RawClient
-
         with RawClient(Path(f"/proc/self/fd/{fd}/daemon.sock")) as client:
             client.status()
     finally:
@@ -133,15 +143,21 @@ def test_a_quota_below_its_own_index_is_refused_with_the_arithmetic(daemons: Dae
 def test_without_a_size_the_cache_takes_three_quarters_of_what_is_above_the_floor(
     daemons: Daemons, tmp_path: Path
 ) -> None:
-    looks: list[float] = []
-    # Other programs write and delete between two looks at the disk; one look that they do not disturb is enough.
-    while len(looks) < 6 and not any(look == pytest.approx(0.75, rel=0.01) for look in looks):
+    def above_floor_bytes() -> float:
         disk = os.statvfs(tmp_path)
+        return (disk.f_bavail - 0.01 * disk.f_blocks) * disk.f_frsize
+
+    looks: list[tuple[float, float, float]] = []
+    # Other programs write and delete between our looks at the disk and the daemon's; once they do not is enough.
+    while len(looks) < 12:
+        before = above_floor_bytes()
         daemon = daemons(cache_size="").start()
-        above_floor_bytes = (disk.f_bavail - 0.01 * disk.f_blocks) * disk.f_frsize
-        looks.append(daemon.plan()["quota_bytes"] / above_floor_bytes)
+        quota_bytes, after = daemon.plan()["quota_bytes"], above_floor_bytes()
         daemon.stop()
-    assert looks[-1] == pytest.approx(0.75, rel=0.01), looks
+        looks.append((before, quota_bytes / 0.75, after))
+        if 0.99 * min(before, after) <= quota_bytes / 0.75 <= 1.01 * max(before, after):
+            return
+    pytest.fail(f"{looks}")
 
 
 def test_a_wrong_command_line_is_told_through_the_ready_descriptor(daemons: Daemons) -> None:
@@ -153,17 +169,22 @@ def test_a_wrong_command_line_is_told_through_the_ready_descriptor(daemons: Daem
 
 
 def test_a_shared_daemon_reads_its_file_and_serves_metrics(tmp_path: Path, daemons: Daemons) -> None:
-    port = next(free_ports())
     config = tmp_path / "cacheloaderd.toml"
-    config.write_text(f'cache_size = "50MiB"\nmetrics_port = {port}\nlog_level = "WARNING"\n')
-    config.write_text(f'cache_dir = "{tmp_path}/elsewhere"\n' + config.read_text())
-    daemon = daemons(private=False, cache_size="", arguments=["--config", str(config)]).start()
+    daemon = daemons(private=False, cache_size="", arguments=["--config", str(config)])
+    for port in free_ports():
+        config.write_text(
+            f'cache_dir = "{tmp_path}/elsewhere"\ncache_size = "50MiB"\nmetrics_port = {port}\nlog_level = "WARNING"\n'
+        )
+        line = daemon.try_start()
+        if line.get("ready"):
+            break
+        assert "metrics_port" in line["message"], "another program took the port since we looked"
     with daemon.connect() as client:
         client.say(messages.Report(fetch_seconds=[0.02, 0.4], samples=64))
         client.status()  # the report was taken before this is answered
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
             text = response.read().decode()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as response:
             assert response.status == 200
     assert f"cacheloader_store_limit_bytes {50 * 2**20}" in text
     assert 'cacheloader_fetch_seconds_bucket{le="0.025"} 1' in text
@@ -196,7 +217,7 @@ def test_a_daemon_started_over_a_socket_from_systemd_says_ready_and_keeps_the_fi
         listening.bind(str(path))
         listening.listen()
         supervisor.bind(str(notify))
-        supervisor.settimeout(30)
+        supervisor.settimeout(60)
         # As systemd does it: the socket at descriptor 3, and LISTEN_PID set between fork and exec.
         program = (
             "import os, sys; os.dup2(int(sys.argv[1]), 3);"
@@ -212,18 +233,17 @@ def test_a_daemon_started_over_a_socket_from_systemd_says_ready_and_keeps_the_fi
                 **os.environ,
                 "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon",
                 "NOTIFY_SOCKET": str(notify),
-                "WATCHDOG_USEC": "200000",
+                # The next beat is ten seconds away: nobody reads them here, and a socket holds a few only.
+                "WATCHDOG_USEC": "20000000",
             },
         )
         try:
             assert supervisor.recv(200).startswith(b"READY=1\n")
             assert supervisor.recv(200) == b"WATCHDOG=1"
-            from tests.support.raw_client import RawClient
-
             with RawClient(path) as client:
                 assert client.status()
             daemon.send_signal(signal.SIGTERM)
-            assert daemon.wait(15) == 0
+            assert daemon.wait(60) == 0
         finally:
             daemon.kill()
             daemon.wait()
@@ -319,9 +339,9 @@ def test_an_index_that_cannot_be_closed_does_not_hold_the_daemon(tmp_path: Path)
     try:
         assert b"ready" in os.read(news, 1000)
         daemon.send_signal(signal.SIGTERM)
-        assert daemon.wait(15) == 1
+        assert daemon.wait(60) == 1
     finally:
         os.close(news)
         daemon.kill()
-        daemon.wait(10)
+        daemon.wait(60)
     assert "did not drain" in (tmp_path / "log").read_text()

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class Stillness:
         self._sleeps = sleeps(self._pids)
 
 
+@pytest.mark.timeout(300)
 def test_an_idle_daemon_sleeps_with_a_client_and_without(daemons: Callable[..., NodeDaemon], shards: ShardSet) -> None:
     daemon = daemons().start()
     with daemon.connect() as client:
@@ -59,5 +62,5 @@ def test_an_idle_daemon_sleeps_with_a_client_and_without(daemons: Callable[..., 
             client.release(shard)
             client.advance(shard + 1)
         pids = [daemon.pid, *daemon.children]
-        wait_until(Stillness(pids).has_come, timeout_s=45)
-    wait_until(Stillness(pids).has_come, timeout_s=45)
+        wait_until(Stillness(pids).has_come, timeout_s=100)
+    wait_until(Stillness(pids).has_come, timeout_s=100)

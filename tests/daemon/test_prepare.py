@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from cacheloader_daemon import prepare
+from cacheloader_daemon import index_worker, prepare
 from cacheloader_daemon.index_worker import IndexWorker
 from cacheloader_daemon.prepare import Preparers
 
@@ -21,6 +21,7 @@ from cacheloader.errors import CorruptShard, DatasetError, DeadlineExceeded
 from cacheloader.formats import registry
 from cacheloader.formats.base import index_samples
 from tests.support.buffers import BufferSource
+from tests.support.descriptors import open_files, opened_since
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ def tar_of(num_samples: int, *, payload_bytes: int = 100) -> bytes:
             info.size = payload_bytes
             tar.addfile(info, io.BytesIO(bytes([sample % 256]) * payload_bytes))
     return buffer.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may take as long as the machine lets it, where a test does not say otherwise."""
+    monkeypatch.setattr(prepare, "BASE_TIMEOUT_S", 90.0)
+    monkeypatch.setattr(index_worker, "STOP_TIMEOUT_S", 60.0)
+
+
+class Stopped(subprocess.Popen[bytes]):
+    """A process that does no work: it is stopped before anybody who started it has told it anything."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.send_signal(signal.SIGSTOP)
 
 
 @pytest.fixture
@@ -120,12 +136,14 @@ async def test_a_shard_that_ends_two_workers_is_given_up(preparers: Preparers, t
     await preparers.warm()
     first = preparers.pids[0]
     os.kill(first, signal.SIGSTOP)
-    task = asyncio.ensure_future(_prepared_and_closed(preparers, path))
-    os.kill(first, signal.SIGKILL)
-    await until(lambda: bool(preparers.pids) and preparers.pids[0] != first)
-    os.kill(preparers.pids[0], signal.SIGKILL)
-    with pytest.raises(DatasetError, match=r"s3://b/a\.tar ended the indexing process twice"):
-        await task
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", Stopped)
+        task = asyncio.ensure_future(_prepared_and_closed(preparers, path))
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: bool(preparers.pids) and preparers.pids[0] != first)
+        os.kill(preparers.pids[0], signal.SIGKILL)
+        with pytest.raises(DatasetError, match=r"s3://b/a\.tar ended the indexing process twice"):
+            await task
     (await prepared(preparers, tar_of(3), tmp_path / "b")).close()
 
 
@@ -163,12 +181,13 @@ async def test_a_worker_that_outlives_its_end_does_not_hide_why_it_was_ended(
         await prepared(preparers, tar_of(3), tmp_path / "a")
     assert "did not end within" in caplog.text
     monkeypatch.undo()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
-async def test_a_cancelled_task_leaves_no_descriptor_and_no_stuck_worker(preparers: Preparers, tmp_path: Path) -> None:
+async def test_a_cancelled_task_leaves_no_descriptor_and_no_stuck_worker(tmp_path: Path) -> None:
+    before = open_files()
+    preparers = Preparers(1)
     await preparers.warm()
-    before = len(os.listdir("/proc/self/fd"))
     os.kill(preparers.pids[0], signal.SIGSTOP)
     task = asyncio.ensure_future(prepared(preparers, tar_of(3), tmp_path / "a"))
     done, _ = await asyncio.wait([task], timeout=0.05)
@@ -177,12 +196,13 @@ async def test_a_cancelled_task_leaves_no_descriptor_and_no_stuck_worker(prepare
     with pytest.raises(asyncio.CancelledError):
         await task
     (await prepared(preparers, tar_of(3), tmp_path / "b")).close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    await preparers.aclose()
+    await until(lambda: not opened_since(before))
 
 
 async def test_closing_ends_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "BACKLOG_S", 0.0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     preparers = Preparers(2)
     results = await asyncio.gather(*(prepared(preparers, tar_of(3), tmp_path / str(n)) for n in range(4)))
     for result in results:
@@ -192,7 +212,7 @@ async def test_closing_ends_every_process(tmp_path: Path, monkeypatch: pytest.Mo
     await preparers.aclose()
     await preparers.aclose()
     assert not any(is_running(pid) for pid in pids)
-    assert len(os.listdir("/proc/self/fd")) == before
+    await until(lambda: not opened_since(before))
 
 
 def test_the_indexer_is_started_by_code_that_imports_neither_asyncio_nor_numpy() -> None:

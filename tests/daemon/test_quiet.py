@@ -84,7 +84,7 @@ def test_the_daemon_and_its_workers_have_the_priority_that_was_asked_for(
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 # 3 << 13 is the idle class; the number of ioprio_get is one above that of ioprio_set.
                 got = _library.syscall({"x86_64": 252, "aarch64": 31}[os.uname().machine], 1, int(thread.name))
-                assert got >> 13 == 3, thread
+                assert got >> 13 == 3 or not thread.exists(), thread
     assert daemon.children, "the workers were looked at"
 
 
