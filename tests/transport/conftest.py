@@ -31,6 +31,8 @@ def peer(tmp_path: Path) -> Iterator[ScriptedPeer]:
 @pytest.fixture
 def options(tmp_path: Path) -> Callable[..., TransportOptions]:
     def make(**values) -> TransportOptions:
-        return TransportOptions(**({"daemon": f"unix://{tmp_path}/peer.sock", "timeout_s": 30.0} | values))
+        # A peer that is there is waited for, however busy the machine is: only one that is not makes these pass.
+        patient = {"timeout_s": 60.0, "hello_timeout_s": 60.0, "fallback_after_s": 60.0}
+        return TransportOptions(**({"daemon": f"unix://{tmp_path}/peer.sock"} | patient | values))
 
     return make

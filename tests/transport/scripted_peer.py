@@ -68,24 +68,26 @@ class ScriptedPeer:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
+            self._threads.pop(0).join(60)  # whom it has accepted is among the connections from here on
         self.drop()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(60)
         self._threads.clear()
 
     def drop(self) -> None:
         """Break every connection."""
-        for sock in self.connections:
+        # Who hears of it at once may have connected anew before all are broken.
+        broken, self.connections = self.connections, []
+        for sock in broken:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        self.connections.clear()
 
     def requests(self, kind: type) -> list[Any]:
         return [request for request in self.received if isinstance(request, kind)]
 
     def wait_for(self, kind: type, count: int = 1) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.requests(kind)) >= count, timeout=10), self.received
+            assert self._changed.wait_for(lambda: len(self.requests(kind)) >= count, timeout=60), self.received
 
     def say(self, sock: socket.socket, reply: messages.Reply, content: bytes | None = None) -> None:
         fd = None if content is None else fdpass.sealed_memory_file(f"scripted-{type(reply).__name__}", content)

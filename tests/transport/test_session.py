@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -19,16 +20,22 @@ from cacheloader.errors import (
     StateMismatch,
 )
 from cacheloader.protocol import frames, messages
+from cacheloader.transport import link as link_module
+from cacheloader.transport import opening as opening_module
 from cacheloader.transport.base import AccessPlan
 from cacheloader.transport.daemon import DaemonTransport
 from cacheloader.transport.endpoint import SharedDaemon
 from cacheloader.transport.open import open_transport
 from cacheloader.transport.resilient import Route
+from tests.support.descriptors import links_of
+from tests.support.patience import patient_enough
 from tests.support.waiting import wait_until
 from tests.transport.scripted_peer import SHARDS, ScriptedPeer, index_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from cacheloader.config import TransportOptions
 
 SPEC = messages.DatasetSpec(urls=["mem://s/"])
 URIS = list(SHARDS)
@@ -45,6 +52,24 @@ def session(peer, options) -> Iterator[DaemonTransport]:
     assert isinstance(session, DaemonTransport)
     yield session
     session.close()
+
+
+@pytest.fixture
+def hurried(peer, options: Callable[..., TransportOptions]) -> Iterator[Callable[[float], DaemonTransport]]:
+    """Sessions that have opened their data set, with all the time for that, and wait only so long for a shard."""
+    made: list[DaemonTransport] = []
+
+    def make(timeout_s: float) -> DaemonTransport:
+        def route() -> Route:
+            return Route(home=SharedDaemon(peer.path, patience_s=60), substitute=None, options=options())
+
+        made.append(DaemonTransport(route, timeout_s=timeout_s))
+        made[-1].open_dataset(SPEC)
+        return made[-1]
+
+    yield make
+    for session in made:
+        session.close()
 
 
 def test_nothing_is_connected_before_it_is_needed(peer, session):
@@ -87,9 +112,9 @@ def test_credentials_in_the_environment_never_go_to_a_shared_daemon(peer, sessio
 def test_credentials_in_the_environment_go_to_a_private_daemon(peer, options, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
     monkeypatch.setenv("SECRET_OF_ANOTHER_PROGRAM", "hush")
-    home = SharedDaemon(peer.path, patience_s=1)
+    home = SharedDaemon(peer.path, patience_s=60)
     home.is_private = True
-    session = DaemonTransport(lambda: Route(home=home, substitute=None, options=options()), timeout_s=5)
+    session = DaemonTransport(lambda: Route(home=home, substitute=None, options=options()), timeout_s=60)
     session.open_dataset(SPEC)
     environment = frames.decode_spec(peer.payloads[1]).environment
     assert environment["AWS_SECRET_ACCESS_KEY"] == "hush"
@@ -121,16 +146,31 @@ def test_manifest_that_is_not_what_its_digest_says_is_refused(peer, session):
         session.open_dataset(SPEC)
 
 
-def test_progress_is_reported_and_extends_the_wait(peer, options):
+class Clock:
+    """The time, which a test may move on."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def test_progress_is_reported_and_extends_the_wait(peer, options, monkeypatch):
+    clock = Clock()
+    for module in (link_module, opening_module):
+        monkeypatch.setattr(module, "time", clock)
+    seen = []
+
     def slowly(peer, sock, request):
         for done in range(8):
-            time.sleep(0.4)
+            wait_until(lambda done=done: len(seen) == done)
+            clock.ahead_s += 40.0
             peer.say(sock, messages.Progress(id=request.id, stage="counting", done=done, total=8))
         peer._answer(sock, request)
 
     peer.on[messages.OpenDataset] = slowly
-    session = open_transport(options(timeout_s=2.0))
-    seen = []
+    session = open_transport(options(timeout_s=60.0))
     session.open_dataset(SPEC, progress=lambda *news: seen.append(news))
     assert seen == [("counting", done, 8) for done in range(8)]
     session.close()
@@ -140,10 +180,17 @@ def test_silence_while_opening_ends_in_an_error_with_the_last_news(peer, options
     peer.on[messages.OpenDataset] = lambda peer, sock, request: peer.say(
         sock, messages.Progress(id=request.id, stage="listing", done=3, total=0)
     )
-    session = open_transport(options(timeout_s=0.2))
-    with pytest.raises(DeadlineExceeded, match=r"mem://s/ .*peer\.sock.*0\.2 s.*listing, 3 of an unknown number"):
-        session.open_dataset(SPEC)
-    session.close()
+
+    def open_within(timeout_s: float) -> str:
+        session = open_transport(options(timeout_s=timeout_s))
+        with pytest.raises(DeadlineExceeded) as caught:
+            session.open_dataset(SPEC)
+        session.close()
+        assert f"{timeout_s:g} s" in caught.value.message
+        return caught.value.message
+
+    message = patient_enough(open_within, is_early=lambda message: "it said nothing" in message)
+    assert re.search(r"mem://s/ .*peer\.sock.*listing, 3 of an unknown number", message)
 
 
 def test_lease_reads_what_the_peer_lent_and_is_given_back(peer, session):
@@ -168,65 +215,70 @@ def test_plan_travels_as_three_arrays(peer, session):
     assert np.frombuffer(block, "<i4", 3, 48).tolist() == [3, 1, 3]
 
 
-def test_shard_that_does_not_come_is_an_error_that_names_shard_source_and_last_news(peer, options):
+def test_shard_that_does_not_come_is_an_error_that_names_shard_source_and_last_news(peer, hurried):
     def never(peer, sock, request):
         peer.say(sock, messages.Progress(id=request.id, stage="retrying after 503", done=1, total=4))
 
     peer.on[messages.Acquire] = never
-    session = open_transport(options(timeout_s=0.3))
-    session.open_dataset(SPEC)
-    started = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"mem://s/1\.tar .*peer\.sock.*retrying after 503, 1 of 4") as caught:
-        session.acquire(1)
-    assert time.monotonic() - started < 20
-    assert caught.value.uri == URIS[1]
-    session.close()
+
+    def acquire_within(timeout_s: float) -> DeadlineExceeded:
+        session = hurried(timeout_s)
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceeded) as caught:
+            session.acquire(1)
+        assert time.monotonic() - started < timeout_s + 20
+        return caught.value
+
+    error = patient_enough(acquire_within, is_early=lambda error: "it said nothing" in error.message)
+    assert re.search(r"mem://s/1\.tar .*peer\.sock.*retrying after 503, 1 of 4", error.message)
+    assert error.uri == URIS[1]
 
 
-def test_shard_that_does_not_come_after_a_loss_tells_of_the_loss(peer, options):
+def test_shard_that_does_not_come_after_a_loss_tells_of_the_loss(peer, hurried):
     def lose_once(peer, sock, request):
         peer.on[messages.Acquire] = lambda peer, sock, request: None
         peer.drop()
 
-    session = open_transport(options(timeout_s=0.5))
-    session.open_dataset(SPEC)
-    peer.on[messages.Acquire] = lose_once
-    with pytest.raises(DeadlineExceeded, match=r"mem://s/1\.tar did not come.*before that, the connection .* was lost"):
-        session.acquire(1)
-    session.close()
+    def acquire_within(timeout_s: float) -> str:
+        session = hurried(timeout_s)
+        peer.on[messages.Acquire] = lose_once
+        with pytest.raises(DeadlineExceeded) as caught:
+            session.acquire(1)
+        return caught.value.message
+
+    message = patient_enough(acquire_within, is_early=lambda message: "before that" not in message)
+    assert re.search(r"mem://s/1\.tar did not come.*before that, the connection .* was lost", message)
 
 
-def test_progress_does_not_extend_the_wait_for_a_shard(peer, options):
+def test_progress_does_not_extend_the_wait_for_a_shard(peer, hurried):
     def forever(peer, sock, request):
         for done in range(1000):
             peer.say(sock, messages.Progress(id=request.id, stage="fetching", done=done, total=0))
             time.sleep(0.01)
 
+    session = hurried(0.3)
     peer.on[messages.Acquire] = forever
-    session = open_transport(options(timeout_s=0.3))
-    session.open_dataset(SPEC)
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         session.acquire(1)
     assert time.monotonic() - started < 20
-    session.close()
 
 
-def test_lease_that_comes_too_late_is_given_back(peer, options):
+def test_lease_that_comes_too_late_is_given_back(peer, hurried, monkeypatch):
     late = []
+    session = hurried(0.2)
     peer.on[messages.Acquire] = lambda peer, sock, request: late.append((sock, request))
-    session = open_transport(options(timeout_s=0.2))
-    session.open_dataset(SPEC)
     with pytest.raises(DeadlineExceeded):
         session.acquire(1)
+    wait_until(lambda: bool(late))
     peer.on.clear()
+    monkeypatch.setattr(session, "_timeout_s", 60.0)
     peer.lease(*late[0])
     lease = session.acquire(0)
     assert lease.read(0, 1) == SHARDS[URIS[0]][:1]
     session.advance(1)
     peer.wait_for(messages.Release)
     assert peer.requests(messages.Release) == [messages.Release(shard=1)]
-    session.close()
 
 
 @pytest.fixture
@@ -276,23 +328,13 @@ def test_index_that_is_cut_is_an_error_and_no_descriptor_stays_open(peer, option
 
     peer.on[messages.Acquire] = cut
     session = DaemonTransport(
-        lambda: Route(home=SharedDaemon(peer.path, patience_s=0.2), substitute=None, options=options()), timeout_s=5
+        lambda: Route(home=SharedDaemon(peer.path, patience_s=60), substitute=None, options=options()), timeout_s=60
     )
     session.open_dataset(SPEC)
     with pytest.raises(DaemonUnavailable, match=r"6 times in a row.*ends at byte 5 of 100"):
         session.acquire(0)
     session.close()
-    wait_until(lambda: not any("memfd:scripted-Leased" in target for target in open_files()))
-
-
-def open_files() -> list[str]:
-    targets = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            targets.append(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:
-            continue  # the descriptor of the listing itself
-    return targets
+    wait_until(lambda: not any("memfd:scripted-Leased" in target for target in links_of(os.getpid())))
 
 
 def test_closing_ends_every_lease_and_is_final(peer, session):
