@@ -10,6 +10,7 @@ import pytest
 
 from cacheloader.errors import CacheUnusable, DaemonUnavailable, OriginDenied
 from cacheloader.protocol import messages
+from cacheloader.transport import homecoming, resilient
 from cacheloader.transport.daemon import DaemonTransport
 from cacheloader.transport.endpoint import SharedDaemon
 from cacheloader.transport.open import open_transport
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from cacheloader.config import TransportOptions
 
+    NewSession = Callable[..., DaemonTransport]
+
 
 @pytest.fixture
 def other(tmp_path) -> Iterator[ScriptedPeer]:
@@ -32,17 +35,30 @@ def other(tmp_path) -> Iterator[ScriptedPeer]:
 
 
 @pytest.fixture
-def session(peer, other, options: Callable[..., TransportOptions]) -> Iterator[DaemonTransport]:
-    def route() -> Route:
-        return Route(
-            home=SharedDaemon(peer.path, patience_s=0.3),
-            substitute=SharedDaemon(other.path, patience_s=0.3),
-            options=options(),
-        )
+def new_session(peer, other, options: Callable[..., TransportOptions], monkeypatch) -> Iterator[NewSession]:
+    """Sessions that soon give up a peer that nobody listens for, and wait long for one that is there."""
+    monkeypatch.setattr(resilient, "_LEAST_WAIT_S", 60.0)
+    made: list[DaemonTransport] = []
 
-    session = DaemonTransport(route, timeout_s=5)
-    yield session
-    session.close()
+    def make(*, home_patience_s: float = 0.3, substitute_patience_s: float = 60.0) -> DaemonTransport:
+        def route() -> Route:
+            return Route(
+                home=SharedDaemon(peer.path, patience_s=home_patience_s),
+                substitute=SharedDaemon(other.path, patience_s=substitute_patience_s),
+                options=options(),
+            )
+
+        made.append(DaemonTransport(route, timeout_s=60))
+        return made[-1]
+
+    yield make
+    for session in made:
+        session.close()
+
+
+@pytest.fixture
+def session(new_session: NewSession) -> DaemonTransport:
+    return new_session()
 
 
 def read(session: DaemonTransport, shard: int) -> None:
@@ -111,7 +127,7 @@ def test_lost_daemon_is_replaced_until_it_is_back(peer, other, session, caplog):
         read(session, 3)
         return not session.statistics().route.is_away
 
-    wait_until(is_home)
+    wait_until(is_home, timeout_s=60)
     route = session.statistics().route
     assert (route.fallbacks, route.returns) == (1, 1)
     assert len(peer.requests(messages.FollowPlan)) == 2
@@ -134,15 +150,22 @@ def test_session_stays_away_while_the_daemon_is_still_opening_the_data_set(peer,
     assert len(waiting) == 1
 
 
-def test_daemon_that_needs_long_to_open_the_data_set_again_does_not_stop_the_reading(peer, other, session):
+def test_daemon_that_needs_long_to_open_the_data_set_again_does_not_stop_the_reading(peer, other, session, monkeypatch):
     session.open_dataset(SPEC)
     waiting = []
+
+    def greet(peer, sock, request):
+        monkeypatch.setattr(resilient, "_LEAST_WAIT_S", 1.0)  # for what comes next: the greeting has all its time
+        peer._answer(sock, request)
+
+    peer.on[messages.Hello] = greet
     peer.on[messages.OpenDataset] = lambda peer, sock, request: waiting.append((sock, request))
     peer.drop()
     started = time.monotonic()
     read(session, 1)
     assert time.monotonic() - started < 20
     assert session.statistics().route.is_away
+    wait_until(lambda: bool(waiting))
     peer._answer(*waiting[0])
     wait_until(lambda: read(session, 0) or not session.statistics().route.is_away)
 
@@ -197,7 +220,8 @@ def test_substitute_that_dies_too_is_replaced_by_home(peer, other, session):
     assert not session.statistics().route.is_away
 
 
-def test_nobody_left_is_an_error_within_seconds(peer, other, session):
+def test_nobody_left_is_an_error_within_seconds(peer, other, new_session):
+    session = new_session(substitute_patience_s=0.3)
     session.open_dataset(SPEC)
     peer.stop()
     other.stop()
@@ -267,10 +291,11 @@ class _Broken:
         pass
 
 
-def test_daemon_that_cannot_be_started_is_not_tried_again_and_again(other, options):
+def test_daemon_that_cannot_be_started_is_not_tried_again_and_again(other, options, monkeypatch):
+    monkeypatch.setattr(homecoming, "_FIRST_LOOK_AFTER_S", 600.0)
     broken = _Broken()
     session = DaemonTransport(
-        lambda: Route(home=broken, substitute=SharedDaemon(other.path, patience_s=1), options=options()), timeout_s=5
+        lambda: Route(home=broken, substitute=SharedDaemon(other.path, patience_s=60), options=options()), timeout_s=60
     )
     with pytest.raises(CacheUnusable):
         session.open_dataset(SPEC)
