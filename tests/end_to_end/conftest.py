@@ -18,4 +18,4 @@ def cache_dir(tmp_path: Path) -> Iterator[Path]:
     """An empty cache directory; the private daemon that a test starts there is stopped behind it."""
     directory = tmp_path / "cache"
     yield directory
-    stop_daemon(directory)
+    stop_daemon(directory, timeout_s=60)
