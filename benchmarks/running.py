@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.harness import environment
+from benchmarks.harness import environment, free_memory
 from benchmarks.harness.report import Report
 from benchmarks.harness.runner import ROOT, Runner
 from benchmarks.harness.stopping import Stop
@@ -123,6 +123,7 @@ def run_scenario(part: Part, settings: Settings, *, budget_s: float = math.inf) 
                 timeout_s=settings.timeout_s,
                 calm_timeout_s=0 if settings.small else settings.calm_timeout_s,
                 noisy_retries=0 if settings.small else settings.noisy_retries,
+                memory_bytes=0 if settings.small else free_memory.SIZE_BYTES,
                 say=settings.say,
             )
             left_s = budget_s - (time.monotonic() - begin)

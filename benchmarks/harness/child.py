@@ -37,7 +37,8 @@ def main(task_path: str, result_path: str) -> int:
     try:
         contestant = resolve(order["factory"])(**order["options"])
         contestant.prepare(task)
-        free_memory.back()
+        if order["memory_bytes"]:
+            free_memory.back(order["memory_bytes"])
         result, status = contestant.run(task, Meter(task)).to_dict(), 0
     except BaseException as error:  # noqa: BLE001  (whatever a library raises is what the report has to say)
         traceback.print_exc()

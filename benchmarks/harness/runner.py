@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness import free_memory
 from benchmarks.harness.child import FAILURE
 from benchmarks.harness.measurement import NOISY_CORES, Failure, Measurement, Round
 from benchmarks.harness.processes import Snapshot, machine_cpu_s
@@ -77,6 +78,8 @@ class Runner:
         timeout_s: Longest time for one run.
         calm_timeout_s: How long to wait before each run until the rest of the machine is calm.
         noisy_retries: How often to repeat a run during which others used more than ``NOISY_CORES``; the last counts.
+        memory_bytes: How much memory the host shall have ready before each run (see ``free_memory``); 0: whatever it
+            has, which takes no time.
         say: Where progress goes.
     """
 
@@ -88,6 +91,7 @@ class Runner:
         timeout_s: float = 300.0,
         calm_timeout_s: float = 20.0,
         noisy_retries: int = 0,
+        memory_bytes: int = free_memory.SIZE_BYTES,
         say: Callable[[str], None] = print,
     ) -> None:
         self._folder = folder
@@ -95,6 +99,7 @@ class Runner:
         self._timeout_s = timeout_s
         self._calm_timeout_s = calm_timeout_s
         self._noisy_retries = noisy_retries
+        self._memory_bytes = memory_bytes
         self._say = say
         # Orphans of a run become children of this process, which can then end them.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -163,6 +168,7 @@ class Runner:
                 "factory": entry.factory,
                 "options": entry.options,
                 "task": replace(entry.task, folder=str(own)).to_dict(),
+                "memory_bytes": self._memory_bytes,
             }
             (home / "task.json").write_text(json.dumps(order))
             failure = self._spawn(entry, home)
@@ -183,22 +189,30 @@ class Runner:
         # As installed, where modules lie there compiled: else each start of a daemon would compile its own.
         environment.setdefault(COMPILED_VARIABLE, str(self._folder / _COMPILED))
         environment.pop(NOT_COMPILED_VARIABLE, None)
+        process: subprocess.Popen[bytes] | None = None
+        status: int | None = None
         with (home / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [entry.python, "-m", "benchmarks.harness.child", str(home / "task.json"), str(home / "result.json")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-                env=environment,
-                start_new_session=True,
-            )
             try:
-                status: int | None = process.wait(self._timeout_s)
-            except subprocess.TimeoutExpired:
-                status = None
+                # A signal may end this while the process is being started: it is a child by then, and known as such.
+                process = subprocess.Popen(
+                    [
+                        entry.python,
+                        "-m",
+                        "benchmarks.harness.child",
+                        str(home / "task.json"),
+                        str(home / "result.json"),
+                    ],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    cwd=ROOT,
+                    env=environment,
+                    start_new_session=True,
+                )
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(self._timeout_s)
             finally:
-                if process.poll() is None:
+                if process is not None and process.poll() is None:
                     process.kill()
                     process.wait()
                 end_children(spared=strangers)
