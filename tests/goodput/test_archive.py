@@ -18,7 +18,7 @@ import cacheloader as cl
 from cacheloader.cli import main
 from cacheloader.goodput.command import Reader
 from tests.support.counting_proxy import Fault
-from tests.support.node_daemon import REPOSITORY
+from tests.support.node_daemon import REPOSITORY, is_running
 from tests.support.parent_death import die_with_parent
 from tests.support.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, storage_options
 from tests.support.waiting import wait_until
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
     from tests.support.counting_proxy import CountingProxy
 
+# A process that copies begins with the library of a store, whose import takes long on a busy machine.
+pytestmark = pytest.mark.timeout(400)
+
 SEGMENT_BYTES = 4000
+PATIENCE_S = 120.0
 KILLED = """
 import json, os, sys, time
 import cacheloader as cl
@@ -74,11 +78,13 @@ def test_full_files_are_copied_while_the_run_goes_on_the_last_at_its_end_and_the
 ) -> None:
     url, folder = f"s3://{bucket}/{prefix}runs/7", tmp_path / "7"
     options = storage_options(s3_server.endpoint_url)
-    with cl.goodput.Run(folder, rank=0, world_size=1, archive=url, storage_options=options) as run:
+    with cl.goodput.Run(
+        folder, rank=0, world_size=1, archive=url, storage_options=options, archive_timeout_s=PATIENCE_S
+    ) as run:
         train(run, 2)
         full = {name: content for name, content in written(folder).items() if name != run.recorder.path.name}
         assert len(full) == 2
-        wait_until(lambda: full.items() <= copied().items(), timeout_s=60)
+        wait_until(lambda: full.items() <= copied().items(), timeout_s=PATIENCE_S)
         assert run.recorder.path.name not in copied(), "a file that still grows was copied"
     assert copied() == written(folder)
     here = Reader(folder).report()
@@ -97,13 +103,15 @@ def test_an_outage_of_the_store_costs_no_file_and_is_told_once(
     options = storage_options(s3_proxy.url)
     with (
         caplog.at_level(logging.WARNING, logger="cacheloader.goodput.archive"),
-        cl.goodput.Run(folder, rank=0, world_size=1, archive=url, storage_options=options) as run,
+        cl.goodput.Run(
+            folder, rank=0, world_size=1, archive=url, storage_options=options, archive_timeout_s=PATIENCE_S
+        ) as run,
     ):
         train(run, 1)
-        wait_until(lambda: has_something_to_say(run), timeout_s=60)
-        train(run, 1)  # each full file makes it try again
+        wait_until(lambda: has_something_to_say(run), timeout_s=PATIENCE_S)
         num_failed = len(puts(s3_proxy))
-        wait_until(lambda: len(puts(s3_proxy)) > num_failed, timeout_s=60)
+        train(run, 1)  # each full file makes it try again
+        wait_until(lambda: len(puts(s3_proxy)) > num_failed, timeout_s=PATIENCE_S)
         assert "were not copied to" in caplog.text
         assert copied() == {}
         s3_proxy.reset()
@@ -119,8 +127,10 @@ def test_what_a_killed_rank_left_is_copied_by_itself_or_by_the_next_attempt_and_
     url, folder = f"s3://{bucket}/{prefix}runs/7", tmp_path / "7"
     if is_out:
         s3_proxy.inject(Fault(action="status", status=500, method="PUT"))
-    options: dict[str, Any] = {"archive": url, "storage_options": storage_options(s3_proxy.url)}
-    task = {"folder": str(folder), **options, "archive_timeout_s": 6.0 if is_out else 60.0}
+    options: dict[str, Any] = {
+        "archive": url, "storage_options": storage_options(s3_proxy.url), "archive_timeout_s": PATIENCE_S,
+    }  # fmt: skip
+    task = {"folder": str(folder), **options, "archive_timeout_s": 6.0 if is_out else PATIENCE_S}
     with subprocess.Popen(
         die_with_parent([sys.executable, "-c", KILLED, json.dumps(task)]),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -130,10 +140,11 @@ def test_what_a_killed_rank_left_is_copied_by_itself_or_by_the_next_attempt_and_
         assert rank.stdout.readline() == b"trained\n"
         archivist = archivist_of(rank.pid)
         rank.send_signal(signal.SIGKILL)
-        rank.wait(20)
+        rank.wait(60)
     left = written(folder)
     assert len(left) == 1
-    wait_until(lambda: not Path(f"/proc/{archivist}").exists(), timeout_s=90)
+    wait_until(lambda: not is_running(archivist), timeout_s=PATIENCE_S + 30)
+    wait_until(lambda: s3_proxy.num_connections == 0)  # what it asked last has been answered, too, and counted
     assert copied() == ({} if is_out else left)
     s3_proxy.reset()
     with cl.goodput.Run(folder, rank=0, world_size=1, attempt="second", **options) as run:
@@ -167,7 +178,7 @@ def test_files_of_ranks_that_are_no_more_are_copied_by_those_that_are(
     for rank in range(2):
         with cl.goodput.Run(
             folder, rank=rank, world_size=2, attempt="two", archive=f"s3://{bucket}/{prefix}runs/7",
-            storage_options=storage_options(s3_server.endpoint_url),
+            storage_options=storage_options(s3_server.endpoint_url), archive_timeout_s=PATIENCE_S,
         ) as run:  # fmt: skip
             list(run.timed(range(2)))
     assert copied() == written(folder)

@@ -78,6 +78,7 @@ class CountingProxy:
         self.exchanges: list[Exchange] = []
         self.peak_in_flight = 0
         self._in_flight = 0
+        self._handlers: set[asyncio.Task[None]] = set()
         self._faults: list[list[object]] = []
         self._paced_until_s = 0.0
         self._lock = threading.Lock()
@@ -93,6 +94,11 @@ class CountingProxy:
     def in_flight(self) -> int:
         """Requests open right now."""
         return self._in_flight
+
+    @property
+    def num_connections(self) -> int:
+        """Connections whose client has not left, or whose last request is not dealt with yet."""
+        return len(self._handlers)
 
     def start(self) -> CountingProxy:
         self._thread.start()
@@ -136,7 +142,7 @@ class CountingProxy:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stopped = asyncio.Event()
-        handlers: set[asyncio.Task[None]] = set()
+        handlers = self._handlers
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.ensure_future(self._handle(reader, writer))
@@ -145,7 +151,6 @@ class CountingProxy:
             # One that is cancelled before it begins closes nothing itself.
             task.add_done_callback(lambda _: writer.close())
 
-        self._handlers = handlers
         self._accept = accept
         await self._listen()
         self._ready.set()
