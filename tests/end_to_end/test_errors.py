@@ -21,8 +21,9 @@ from cacheloader.errors import (
 from tests.support.seaweedfs import storage_options
 from tests.support.shard_sets import ShardSet
 
-LIMIT_S = 30.0
-"""Users are promised 10 s; a machine that runs other tests meanwhile gets more."""
+LIMIT_S = 60.0
+"""Users are promised 10 s; a machine that runs other tests meanwhile, or pauses, gets more. What does not keep to the
+limits of an inquiry has those of a transfer, which are minutes."""
 
 
 @pytest.fixture(autouse=True)

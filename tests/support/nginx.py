@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import grp
 import os
 import pwd
@@ -9,8 +10,8 @@ import shutil
 import signal
 import subprocess
 import time
-import urllib.error
 import urllib.request
+import uuid
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from tests.support.parent_death import die_with_parent
 from tests.support.seaweedfs import free_ports
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,6 +46,7 @@ http {{
     listen 127.0.0.1:{port};
     root {root};
     location / {{ }}
+    location = /mark {{ return 200 {token}; }}
     location /denied/ {{ return 403; }}
     location /throttled/ {{ return 429; }}
     location /broken/ {{ return 500; }}
@@ -77,12 +80,13 @@ class NginxServer:
         self.root = directory / "root"
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
+        self._token = uuid.uuid4().hex
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def start(self, *, timeout_s: float = 20.0) -> None:
+    def start(self, *, timeout_s: float = 60.0) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o755)
         deadline = time.monotonic() + timeout_s
@@ -90,7 +94,12 @@ class NginxServer:
             configuration = self.directory / "nginx.conf"
             configuration.write_text(
                 _CONFIGURATION.format(
-                    user=_user(), group=_group(), directory=self.directory, root=self.root, port=self.port
+                    user=_user(),
+                    group=_group(),
+                    directory=self.directory,
+                    root=self.root,
+                    port=self.port,
+                    token=self._token,
                 )
             )
             self._process = subprocess.Popen(
@@ -110,11 +119,20 @@ class NginxServer:
                 process.wait(2)
             except subprocess.TimeoutExpired:
                 process.terminate()
-                process.wait(10)
+                process.wait(60)
 
     def requests(self) -> list[LoggedRequest]:
-        """Every finished request, in the order in which they ended."""
-        lines = (self.directory / "access.log").read_text().splitlines()
+        """Every finished request, in the order in which they ended.
+
+        A request is logged behind its last byte. Its one process logs it before it looks at another, so that once a
+        request of ours is in the log, all are that ended before.
+        """
+        mark = f"/mark?{uuid.uuid4().hex}"
+        assert self._answer(mark) == self._token
+        log = self.directory / "access.log"
+        wait_until(lambda: mark in log.read_text())
+        before, _, _ = log.read_text().partition(mark)
+        lines = [line for line in before.splitlines()[:-1] if "\t/mark?" not in line]
         return [
             LoggedRequest(
                 method=method, path=urlsplit(uri).path, status=int(status), body_bytes=int(sent), byte_range=byte_range
@@ -137,18 +155,19 @@ class NginxServer:
     def _became_ready(self, deadline: float) -> bool:
         assert self._process is not None
         while self._process.poll() is None:
-            try:
-                urllib.request.urlopen(self.url, timeout=1).close()
-            except urllib.error.HTTPError:
-                return True
-            except OSError:
-                if time.monotonic() > deadline:
-                    self.stop()
-                    raise
-            else:
-                return True
+            with contextlib.suppress(OSError):  # nobody is there yet, or somebody else, who took the port
+                if self._answer("/mark") == self._token:
+                    return True
+            if time.monotonic() > deadline:
+                self.stop()
+                raise TimeoutError(f"nginx is not ready; see {self.directory}/error.log")
             time.sleep(0.02)
         return False
+
+    def _answer(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            body: bytes = answer.read()
+        return body.decode()
 
 
 def _user() -> str:
