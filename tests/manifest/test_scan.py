@@ -98,5 +98,5 @@ async def test_a_scan_that_is_cancelled_leaves_no_thread_and_no_request_behind()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(left.wait(), 5)
+    await asyncio.wait_for(left.wait(), 60)
     await until(lambda: not any(thread.name.startswith("cacheloader-scan") for thread in threading.enumerate()))

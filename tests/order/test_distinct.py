@@ -40,5 +40,5 @@ class Shelf:
 Source.num_at_hand(None, Shelf(), places.shard, edges)
 print("numpy.ma" in sys.modules)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=110, check=True)
     assert ended.stdout.split() == ["False"]

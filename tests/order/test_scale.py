@@ -50,7 +50,7 @@ def test_a_billion_samples_in_a_hundred_thousand_shards_cost_less_than_200_megab
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=110,
     )
 
     assert ran.returncode == 0, ran.stderr
