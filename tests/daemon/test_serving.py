@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,8 @@ from cacheloader.errors import (
 from cacheloader.formats.base import index_samples
 from cacheloader.protocol import frames, messages
 from tests.support.cache_meter import disk_bytes
-from tests.support.node_daemon import NodeDaemon
-from tests.support.seaweedfs import free_ports, storage_options
+from tests.support.node_daemon import NodeDaemon, held_still
+from tests.support.seaweedfs import storage_options
 from tests.support.shard_sets import ShardSet, write_shards
 from tests.support.waiting import wait_until
 
@@ -119,12 +119,14 @@ def test_leased_descriptors_cannot_be_written(long_lived: NodeDaemon, shards: Sh
 def test_clients_that_ask_for_one_shard_at_once_cause_one_fetch(
     daemon: NodeDaemon, shards: ShardSet, counted_url: str, s3_proxy: CountingProxy
 ) -> None:
-    s3_proxy.latency_s = 0.1
     clients = [daemon.connect() for _ in range(6)]
-    with ThreadPoolExecutor(6) as threads:
-        list(threads.map(lambda client: open_over(client, counted_url, s3_proxy), clients))
-        assert shard_bytes(s3_proxy) == 0
-        leases = list(threads.map(lambda client: client.acquire(3), clients))
+    for client in clients:
+        open_over(client, counted_url, s3_proxy)
+    assert shard_bytes(s3_proxy) == 0
+    with held_still(daemon.pid):
+        for client in clients:
+            client.say(messages.Acquire(id=client.next_id(), shard=3))
+    leases = [client.hear_lease() for client in clients]
     assert {lease.read() for lease in leases} == {shards.paths[3].read_bytes()}
     assert {lease.leased.source for lease in leases} == {"origin"}
     assert shard_bytes(s3_proxy) == shards.paths[3].stat().st_size
@@ -160,6 +162,7 @@ def test_the_scan_that_counts_samples_warms_the_cache(
         open_over(client, url, s3_proxy)
         assert shard_bytes(s3_proxy) == shards.size_bytes
         stages = {seen.stage for seen in client.progress}
+        stages.discard("opening")  # a sign of life, where it takes long until the listing begins
         assert stages == {"listing", "counting samples"}
         assert client.progress[-1].done == client.progress[-1].total == 8
         for shard in range(8):
@@ -185,10 +188,14 @@ def test_a_restarted_daemon_finds_its_cache_warm(
     assert shard_bytes(s3_proxy) == 0
 
 
-def test_a_data_set_larger_than_the_cache_is_read_whole_within_the_quota(daemons: Daemons, tmp_path: Path) -> None:
+def test_a_data_set_larger_than_the_cache_is_read_whole_within_the_quota(
+    daemons: Daemons, shards: ShardSet, tmp_path: Path
+) -> None:
     big = write_shards(tmp_path / "big", num_shards=12, samples_per_shard=10, sample_bytes=50_000)
     overhead_bytes = 3 * 2**20
     daemon = daemons(cache_size=str(overhead_bytes + 4 * (big.shard_bytes * 9 // 8 + 2**17))).start()
+    with daemon.connect() as client:
+        client.open_dataset([shards.folder])  # by now a shard is not held up by the start of what indexes it
     with daemon.connect() as client:
         manifest = client.open_dataset([big.folder])
         assert manifest.total_samples == 120
@@ -199,7 +206,8 @@ def test_a_data_set_larger_than_the_cache_is_read_whole_within_the_quota(daemons
             lease.close()
             client.release(step % 12)
             client.advance((step + 1) * 10)
-            assert disk_bytes(daemon.directory) <= int(daemon.cache_size)
+            with held_still(daemon.pid):  # else what goes while we add up is counted beside what comes in its place
+                assert disk_bytes(daemon.directory) <= int(daemon.cache_size)
         plan = daemon.plan()
     assert plan["evictions"] > 0
     assert plan["memory_serves"] == 0
@@ -211,10 +219,13 @@ def test_a_data_set_larger_than_the_cache_is_read_whole_within_the_quota(daemons
 def test_ranks_that_open_one_data_set_together_list_it_once_and_a_later_job_asks_again(
     daemon: NodeDaemon, counted_url: str, s3_proxy: CountingProxy
 ) -> None:
-    s3_proxy.latency_s = 1.0  # all of them come while the first waits for the store
+    s3_proxy.latency_s = 1.0  # while the first of them waits for the store, the daemon hears the others
     clients = [daemon.connect() for _ in range(16)]
-    with ThreadPoolExecutor(16) as threads:
-        digests = list(threads.map(lambda client: open_over(client, counted_url, s3_proxy).digest, clients))
+    with held_still(daemon.pid):
+        for client in clients:
+            client.ask_for_dataset([counted_url], options=storage_options(s3_proxy.url))
+    digests = [client.hear_dataset().digest for client in clients]
+    s3_proxy.latency_s = 0.0
 
     def num_listings() -> int:
         return sum("list-type=" in seen.path for seen in s3_proxy.exchanges)
@@ -304,7 +315,7 @@ def test_progress_is_told_at_most_ten_times_a_second(long_lived: NodeDaemon, tmp
         started_s = time.monotonic()
         client.open_dataset([many.folder])
         seconds = time.monotonic() - started_s
-    assert len(client.progress) <= 10 * seconds + 5
+    assert len(client.progress) <= 10 * seconds + seconds / messages.HEARTBEAT_S + 5
     assert client.progress[-1].done == 150
 
 
@@ -358,25 +369,32 @@ def test_what_cannot_be_reached_is_a_typed_error_within_ten_seconds(
     long_lived: NodeDaemon, bucket: str, prefix: str, s3_proxy: CountingProxy, url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
-    nobody = f"http://127.0.0.1:{next(free_ports())}"
-    good = storage_options(s3_proxy.url)
-    cases: list[tuple[str, dict[str, object], type[Exception]]] = [
-        (url, storage_options(s3_proxy.url, secret="wrong"), OriginDenied),
-        (f"s3://{bucket}/{prefix}none-{{0..3}}.tar", good, OriginNotFound),
-        (f"s3://{bucket}/nothing-{prefix}", good, EmptyDataset),
-        ("s3://no-such-bucket-here/x/", good, OriginError),
-        (url, storage_options(nobody), OriginError),
-        (f"{tmp_path}/empty/", {}, EmptyDataset),
-        (f"{tmp_path}/missing/", {}, (OriginNotFound, EmptyDataset)),  # type: ignore[list-item]
-        ("relative/path", {}, ConfigError),
-        ("weird://x/y/", {}, ConfigError),
-        (url, {**good, "no_such_option": 1}, ConfigError),
-    ]
-    for case, options, expected in cases:
-        started_s = time.monotonic()
-        with long_lived.connect() as client, pytest.raises(expected):
-            client.open_dataset([case], options=options)
-        assert time.monotonic() - started_s < 10, case
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # so that its port is taken, and nobody listens there
+        good = storage_options(s3_proxy.url)
+        cases: list[tuple[str, dict[str, object], type[Exception]]] = [
+            (url, storage_options(s3_proxy.url, secret="wrong"), OriginDenied),
+            (f"s3://{bucket}/{prefix}none-{{0..3}}.tar", good, OriginNotFound),
+            (f"s3://{bucket}/nothing-{prefix}", good, EmptyDataset),
+            ("s3://no-such-bucket-here/x/", good, OriginError),
+            (url, storage_options(f"http://127.0.0.1:{nobody.getsockname()[1]}"), OriginError),
+            (f"{tmp_path}/empty/", {}, EmptyDataset),
+            (f"{tmp_path}/missing/", {}, (OriginNotFound, EmptyDataset)),  # type: ignore[list-item]
+            ("relative/path", {}, ConfigError),
+            ("weird://x/y/", {}, ConfigError),
+            (url, {**good, "no_such_option": 1}, ConfigError),
+        ]
+        for case, options, expected in cases:
+            # A pause of the machine makes it longer, and nothing makes it shorter than the daemon's patience is.
+            shortest_s = float("inf")
+            for _ in range(4):
+                started_s = time.monotonic()
+                with long_lived.connect() as client, pytest.raises(expected):
+                    client.open_dataset([case], options=options)
+                shortest_s = min(shortest_s, time.monotonic() - started_s)
+                if shortest_s < 10:
+                    break
+            assert shortest_s < 10, case
     assert "defect" not in long_lived.log
 
 
@@ -527,7 +545,7 @@ def test_more_open_requests_than_allowed_are_refused_one_by_one(
 ) -> None:
     with long_lived.connect() as client:
         open_over(client, counted_url, s3_proxy)
-        s3_proxy.latency_s = 1.0
+        s3_proxy.is_held = True
         for number in range(300):
             client.say(messages.Acquire(id=1000 + number, shard=0))
         refused = 0
@@ -535,6 +553,7 @@ def test_more_open_requests_than_allowed_are_refused_one_by_one(
             with pytest.raises(DaemonError, match="256 requests of this connection wait"):
                 client.answer()
             refused += 1
+        s3_proxy.is_held = False
         leases = [client.hear_lease() for _ in range(256)]
         assert len({lease.leased.id for lease in leases}) == 256
         for lease in leases:

@@ -116,12 +116,20 @@ class RawClient:
     def open_dataset(
         self, urls: Sequence[str | Path], *, digest: str = "", options: dict[str, object] | None = None
     ) -> Manifest:
+        self.ask_for_dataset(urls, digest=digest, options=options)
+        return self.hear_dataset()
+
+    def ask_for_dataset(
+        self, urls: Sequence[str | Path], *, digest: str = "", options: dict[str, object] | None = None
+    ) -> None:
         spec = messages.DatasetSpec(urls=[str(url) for url in urls], storage_options=options or {})
         fd = fdpass.sealed_memory_file("spec", frames.encode(spec))
         try:
             self.say(messages.OpenDataset(id=self.next_id(), digest=digest), fd)
         finally:
             os.close(fd)
+
+    def hear_dataset(self) -> Manifest:
         reply, manifest_fd = self.answer()
         assert isinstance(reply, messages.DatasetReady)
         assert manifest_fd is not None
