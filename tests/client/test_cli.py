@@ -2,13 +2,28 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cacheloader import cli
 from cacheloader.cli import main
-from cacheloader.transport.control import stop_daemon
+from cacheloader.config import TransportOptions
+from cacheloader.transport import control
+from cacheloader.transport.control import read_status
 from tests.support.shard_sets import ShardSet, write_shards
+
+# A machine that is busy may pause a daemon for as long as a user waits for its answer.
+stop_daemon = partial(control.stop_daemon, timeout_s=60)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "read_status", partial(read_status, timeout_s=60))
+    monkeypatch.setattr(cli, "stop_daemon", stop_daemon)
+    monkeypatch.setattr(cli, "TransportOptions", partial(TransportOptions, hello_timeout_s=60, launch_timeout_s=100))
 
 
 @pytest.fixture
@@ -17,7 +32,7 @@ def shard_set(tmp_path: Path) -> ShardSet:
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> object:
+def where(tmp_path: Path) -> Iterator[list[str]]:
     cache_dir = tmp_path / "cache"
     yield ["--cache-dir", str(cache_dir), "--cache-size", "64MiB"]
     stop_daemon(cache_dir)
@@ -115,7 +130,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(
             str(shard_set.folder),
             *where,
         ]
-        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, "")

@@ -59,9 +59,9 @@ def test_children_of_every_start_method_share_the_owners_cursor(method: str) -> 
     children = [context.Process(target=begin_in_child, args=(cursor, w, answers)) for w in range(3)]
     for child in children:
         child.start()
-    assert [answers.get(timeout=60) for _ in children] == [(2, 5)] * 3
+    assert [answers.get(timeout=100) for _ in children] == [(2, 5)] * 3
     for child in children:
-        child.join(30)
+        child.join(60)
     assert (cursor.current, cursor.next) == (at(2, 5), at(3))
 
 

@@ -31,7 +31,7 @@ def test_a_module_is_found_from_anywhere_and_nothing_else_is(tmp_path: Path) -> 
     (tmp_path / "random.py").write_text("raise SystemExit('the wrong random')")
     environment = os.environ | {"PYTHONPATH": interpreter.search_path("cacheloader_daemon")}
     command = [*interpreter.command("cacheloader_daemon"), "--help"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=30)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=100)
     assert b"cacheloaderd" in done.stdout
 
 

@@ -1,3 +1,4 @@
+import calendar
 import json
 import os
 import subprocess
@@ -136,10 +137,14 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_step_costs_a_few_microseconds(tmp_path: Path) -> None:
-    """The promise is 20 us; the least of many runs is what the code costs, the rest is what the machine is doing."""
+    """The promise is 20 us; the least of many runs is what the code costs, the rest is what the machine is doing.
+
+    A machine that is busy may be slow for seconds on end: it has half a minute for one quiet moment.
+    """
     log = StepLog(tmp_path, attempt="a", rank=0, world_size=1)
-    costs = []
-    for _ in range(50):
+    costs: list[float] = []
+    deadline = time.monotonic() + 30
+    while len(costs) < 50 or (min(costs) >= 20e-6 and time.monotonic() < deadline):
         start = time.perf_counter()
         for row in range(100):
             step(log, row)
@@ -166,7 +171,16 @@ def test_one_process_has_one_name_and_the_next_process_another(monkeypatch: pyte
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.delenv("CACHELOADER_ATTEMPT", raising=False)
     alone = world.World(rank=0, world_size=1)
-    assert world.attempt_name(alone) == world.attempt_name(alone)
-    code = "from cacheloader import world; print(world.attempt_name(world.World(rank=0, world_size=1)))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert other.stdout.strip() > world.attempt_name(alone)
+    ours = world.attempt_name(alone)
+    assert world.attempt_name(alone) == ours
+    # The other's clock is given, one tick behind ours: the machine's may be set back meanwhile.
+    second, _, rest = ours.partition(".")
+    begun_ns = calendar.timegm(time.strptime(second, "%Y%m%dT%H%M%S")) * 10**9 + int(rest.partition("-")[0])
+    code = f"""
+import time
+time.time_ns = lambda: {begun_ns + 1}
+from cacheloader import world
+print(world.attempt_name(world.World(rank=0, world_size=1)))
+"""
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert other.stdout.strip() > ours

@@ -180,6 +180,7 @@ async def test_a_directory_without_objects_lists_nothing_or_is_not_found(store: 
         assert await listed(origin, store.uri("test/")) == {}
 
 
+@pytest.mark.timeout(300)  # a store takes a thousand objects in seconds, and in minutes on a busy machine
 async def test_more_objects_than_one_page_are_all_listed(store: Store, origin: Origin):
     if not store.can_list:
         return

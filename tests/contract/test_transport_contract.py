@@ -210,6 +210,7 @@ def _read_elsewhere(options: TransportOptions, spec: DatasetSpec, digest: str) -
     session.close()
 
 
+@pytest.mark.timeout(300)  # a python starts, and on a busy machine takes its time
 def test_options_take_the_session_to_a_spawned_process(backend):
     if backend.options is None:
         pytest.skip("shards in memory stay in their process")
@@ -219,5 +220,5 @@ def test_options_take_the_session_to_a_spawned_process(backend):
         target=_read_elsewhere, args=(backend.options, backend.spec(), manifest.digest)
     )
     process.start()
-    process.join(60)
+    process.join(200)
     assert process.exitcode == 0

@@ -9,7 +9,7 @@ import sys
 import tarfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cacheloader.config import TransportOptions
 from cacheloader.formats.webdataset import WebDatasetFormat
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 NUM_SHARDS = 5
 SAMPLES_PER_SHARD = 4
+PATIENCE: dict[str, Any] = {"timeout_s": 100, "hello_timeout_s": 60, "launch_timeout_s": 100}
+"""No time limit is at stake here, and a machine that is busy may pause for many seconds."""
 
 
 def sample_text(shard: int, sample: int) -> bytes:
@@ -92,21 +94,21 @@ def running(name: str, folder: Path) -> Iterator[Backend]:
         case "memory":
             yield Backend(name=name, folder=folder / "data", options=None)
         case "direct":
-            options = TransportOptions(daemon="none", cache_dir=cache, timeout_s=30)
+            options = TransportOptions(daemon="none", cache_dir=cache, **PATIENCE)
             yield Backend(name=name, folder=folder / "data", options=options)
         case "embedded":
-            options = TransportOptions(daemon="embedded", cache_dir=cache, cache_size="64MiB", timeout_s=30)
+            options = TransportOptions(daemon="embedded", cache_dir=cache, cache_size="64MiB", **PATIENCE)
             try:
                 yield Backend(name=name, folder=folder / "data", options=options)
             finally:
                 if _listens(cache / "daemon.sock"):
                     with RawClient(cache / "daemon.sock") as client:
                         client.stop()
-                    wait_until(lambda: not (cache / "daemon.sock").exists())
+                    wait_until(lambda: not (cache / "daemon.sock").exists(), timeout_s=60)
         case "shared":
             path = folder / "shared.sock"
             with shared_daemon(folder, cache=cache, path=path):
-                options = TransportOptions(daemon=f"unix://{path}", timeout_s=30)
+                options = TransportOptions(daemon=f"unix://{path}", **PATIENCE)
                 yield Backend(name=name, folder=folder / "data", options=options)
 
 
@@ -118,12 +120,12 @@ def shared_daemon(folder: Path, *, cache: Path, path: Path) -> Iterator[subproce
     with (folder / "shared.log").open("wb") as log:
         process = subprocess.Popen(die_with_parent(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        wait_until(lambda: path.exists() or process.poll() is not None, timeout_s=30)
+        wait_until(lambda: _listens(path) or process.poll() is not None, timeout_s=100)
         assert process.poll() is None, (folder / "shared.log").read_text()
         yield process
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _listens(path: Path) -> bool:

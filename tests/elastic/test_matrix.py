@@ -16,7 +16,7 @@ from tests.support.memory_sets import MemorySets
 NUM_CASES = int(os.environ.get("CACHELOADER_MATRIX", "500"))
 NUM_FORKED = NUM_CASES // 10 if "CACHELOADER_MATRIX" in os.environ else 8
 FIRST = int(os.environ.get("CACHELOADER_MATRIX_FIRST", "0"))
-CHUNK = 50
+CHUNK = 20
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ def run(number: int, sets: MemorySets, *, max_world_size: int = 16, max_workers:
         sets.remove(f"mem://{number}/")
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + NUM_CASES, CHUNK))
 def test_any_history_of_ranks_and_batches_delivers_the_steps_of_the_uninterrupted_run(
     first: int, sets: MemorySets

@@ -22,6 +22,9 @@ BATCH = 12
 CUT = 7
 URL = "mem://old/"
 
+# torch warns of more workers than cores, of which the machine that runs the tests may have few.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def sets() -> Iterator[MemorySets]:
@@ -155,7 +158,6 @@ def test_7_a_transform_that_filters_unevenly_over_ranks(num_workers: int) -> Non
 
 
 @pytest.mark.parametrize(("num_workers", "then"), [(0, 2), (2, 0), (1, 3)])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_8_random_augmentation(num_workers: int, then: int) -> None:
     def loader(workers: int) -> cl.DataLoader:
         dataset = open_dataset(transform=key_and_draws)

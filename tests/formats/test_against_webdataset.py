@@ -74,7 +74,7 @@ def test_shards_by_gnu_tar(tmp_path, archive_format, listed):
     (tmp_path / "tree" / "same.jpg").hardlink_to(tmp_path / "tree" / "000.jpg")
     members = ["--sort=name", "."] if listed == "as a directory" else names
     command = ["tar", f"--format={archive_format}", "-C", tmp_path / "tree", "-cf", tmp_path / "shard.tar", *members]
-    subprocess.run(command, check=True, timeout=30)
+    subprocess.run(command, check=True, timeout=100)
     shard = (tmp_path / "shard.tar").read_bytes()
     samples = read_all(shard)
     assert samples == read_all_as_webdataset(shard)
@@ -90,7 +90,7 @@ def test_sparse_files_of_gnu_tar_are_refused(tmp_path):
             file.truncate(1 << 20)
             file.write(b"x")
         command = ["tar", f"--format={archive_format}", "--sparse", "-C", tmp_path, "-cf", tmp_path / "s.tar"]
-        subprocess.run([*command, "hole.bin"], check=True, timeout=30)
+        subprocess.run([*command, "hole.bin"], check=True, timeout=100)
         with pytest.raises(CorruptShard, match="sparse"):
             read_all((tmp_path / "s.tar").read_bytes())
 
