@@ -12,12 +12,19 @@ from cacheloader.origin import slots as slots_module
 from cacheloader.origin.retry import Backoff
 from cacheloader.origin.slots import TransferSlots, Urgency
 from cacheloader.origin.width import FIRST_REQUESTS
+from tests.support.loop_clock import LoopClock
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 DEMAND, PREFETCH = Urgency(demanded=True), Urgency(demanded=False)
+
+
+@pytest.fixture(autouse=True)
+def _alone_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps an idle host to itself keeps it however long the machine pauses; one test is about its end."""
+    monkeypatch.setattr(slots_module, "ALONE_S", 3600.0)
 
 
 class Line:
@@ -215,17 +222,19 @@ async def test_a_large_request_that_gives_up_lets_the_small_ones_pass():
 
 
 async def test_a_host_that_says_slow_down_is_left_alone_while_others_go_on():
-    slots = TransferSlots(max_requests=8, backoff=Backoff(first_s=0.2), random_unit=lambda: 0.999)
-    clock = asyncio.get_running_loop().time
-    async with line(slots) as waiting:
-        begun_s = clock()
-        slots.throttled("slow", started_s=begun_s)
-        await waiting.add("slow", host="slow")
-        await waiting.add("quick", host="quick")
-        assert waiting.started == ["quick"]
-        await until(lambda: waiting.started == ["quick", "slow"])
-        assert clock() - begun_s >= 0.19
-        assert slots.statistics().throttled_total == 1
+    slots = TransferSlots(max_requests=8, backoff=Backoff(first_s=0.2), random_unit=lambda: 0.5)
+    with LoopClock() as clock:
+        async with line(slots) as waiting:
+            slots.throttled("slow", started_s=asyncio.get_running_loop().time())
+            await waiting.add("slow", host="slow")
+            await waiting.add("quick", host="quick")
+            clock.advance(0.099)
+            await clock.settle()
+            assert waiting.started == ["quick"]
+            clock.advance(0.001)
+            await clock.settle()
+            assert waiting.started == ["quick", "slow"]
+            assert slots.statistics().throttled_total == 1
 
 
 async def test_a_throttled_host_gets_half_the_requests_and_earns_the_rest_back():
@@ -287,7 +296,7 @@ async def test_under_random_load_the_budget_holds_and_everybody_gets_a_turn():
     tasks = [asyncio.create_task(request()) for _ in range(300)]
     for task in chance.sample(tasks, 40):
         asyncio.get_running_loop().call_later(chance.random() * 0.02, task.cancel)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     cancelled = sum(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
     assert served + cancelled >= 300
