@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections import deque
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import cacheloader
@@ -129,6 +130,8 @@ class Conversation:
             raise ProtocolError("one connection reads one data set; open another connection for another data set")
         self._is_opening = True
         try:
+            # The engines take half a second to load, and many on a busy node: on a thread, or this would seem to hang.
+            await asyncio.to_thread(import_module, "cacheloader.transport.direct_datasets")
             self._reader = await self._datasets().open(content, digest=request.digest, progress=progress)
         finally:
             self._is_opening = False

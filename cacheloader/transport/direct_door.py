@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _BACKLOG = 512  # a node starts all its ranks and workers at once
 _RETRY_ACCEPT_S = 0.5
+_FIRST_S = 60.0
+"""Who had the helper started is on its way, however busy the node is."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +33,7 @@ class Door:
     Args:
         path: Where to listen; the caller holds the lock under which such sockets are made. A socket there is stale.
         converse: Serves one connection to its end, and owns it.
-        idle_s: Time without a connection after which nobody is accepted any more.
+        idle_s: Time without a connection after which nobody is accepted any more; the first may take longer to come.
     """
 
     def __init__(self, path: Path, *, converse: Callable[[socket.socket], Awaitable[None]], idle_s: float) -> None:
@@ -44,6 +46,7 @@ class Door:
         self._sock = _listening(path)
         self._inode = path.lstat().st_ino
         self._is_open = True
+        self._was_found = False
         self._leaving: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._sock.fileno(), self._accept)
         self._note_occupancy()
@@ -72,6 +75,7 @@ class Door:
             task = self._loop.create_task(self._serve(sock))
             self._tasks.add(task)
             task.add_done_callback(self._ended)
+            self._was_found = True
             self._note_occupancy()
 
     def _accept_again(self) -> None:
@@ -94,7 +98,8 @@ class Door:
         if self._tasks:
             return
         if self._is_open:
-            self._leaving = self._loop.call_later(self._idle_s, self._leave)
+            wait_s = self._idle_s if self._was_found else max(self._idle_s, _FIRST_S)
+            self._leaving = self._loop.call_later(wait_s, self._leave)
         else:
             self._closed.set()
 

@@ -53,7 +53,7 @@ async def _serve(options: argparse.Namespace) -> None:
 def _datasets(manifests: ManifestFolder, memory_bytes: int) -> Callable[[], DirectDatasets]:
     @cache
     def made() -> DirectDatasets:
-        # The engines take half a second to load: the greeting need not wait for that.
+        # With it come the engines, which take a moment to load: the greeting need not wait for that.
         from cacheloader.transport.direct_datasets import DirectDatasets
 
         return DirectDatasets(manifests, memory_bytes=memory_bytes)

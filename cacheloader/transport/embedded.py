@@ -19,6 +19,7 @@ from cacheloader.quantity import format_size
 from cacheloader.transport import process
 from cacheloader.transport.endpoint import connect, pause_s, takes_no_connection
 from cacheloader.transport.launch_lock import LONGEST_BACKOFF, take_lock
+from cacheloader.transport.link import PeerGone
 
 if TYPE_CHECKING:
     import socket
@@ -37,6 +38,7 @@ DAEMON_LOCK_NAME = "daemon.lock"
 
 _NEWS_BYTES = 65536
 _HELD_PAUSE_S = 2.0
+_COLLECT_S = 10.0
 
 _logger = logging.getLogger(__name__)
 _warned: set[tuple[str, int]] = set()
@@ -156,17 +158,19 @@ class PrivateDaemon:
             os.close(news)
         if line is None:
             log = options.directory / LOG_NAME
-            ended = child.exit_status(timeout_s=1.0)
+            ended = child.exit_status(timeout_s=_COLLECT_S)
             raise DaemonUnavailable(
                 f"{self.name} ended with status {ended} while it started; the end of {log} is:\n{process.log_tail(log)}"
             )
         if "error" in line:
-            child.exit_status(timeout_s=1.0)
+            child.exit_status(timeout_s=_COLLECT_S)
             error = from_wire(str(line["error"]), str(line.get("message", "it gave no reason")))
             raise _Held(error.message) if type(error) is DaemonUnavailable else error
         sock = self._find(deadline)
         if sock is None:
-            raise DaemonUnavailable(f"{self.name} said it was ready and does not listen")
+            raise PeerGone(
+                f"{self.name} said it was ready and does not listen"
+            )  # it has left again, and can be started
         return sock
 
     def _start(self, ready: int) -> process.Child:
