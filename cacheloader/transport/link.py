@@ -25,6 +25,10 @@ from cacheloader.transport.inheritance import close_after_fork
 if TYPE_CHECKING:
     import socket
 
+_OVERSLEPT_S = 0.5
+"""A wait that ends so much too late tells that this process stood still, and perhaps its peer with it: a job that was
+suspended, or a node without a free processor. Then the peer's time begins anew."""
+
 
 class PeerGone(DaemonUnavailable):
     """Nobody answers at the other end, any more or just now; a new connection may find it again."""
@@ -122,10 +126,15 @@ class Link:
             PeerSilent: It did not answer in time.
         """
         self.say_hello()
-        try:
-            return self.hear_welcome(deadline=deadline)
-        except TimeoutError:
-            raise self._silent("it accepted the connection and has not answered it") from None
+        patience_s = deadline - time.monotonic()
+        while True:
+            try:
+                return self.hear_welcome(deadline=deadline)
+            except TimeoutError:
+                now_s = time.monotonic()
+                if now_s - deadline < _OVERSLEPT_S or patience_s <= 0:
+                    raise self._silent("it accepted the connection and has not answered it") from None
+                deadline = now_s + patience_s
 
     def say_hello(self) -> None:
         """The first half of ``hello``; never waits.
@@ -205,6 +214,8 @@ class Link:
             except TimeoutError:
                 if until >= deadline:
                     raise
+                if time.monotonic() - until >= _OVERSLEPT_S:
+                    continue
                 raise self._silent("it says nothing while a request waits") from None
             reply = answer.reply
             if isinstance(reply, messages.Failed) and reply.id in (0, request_id):

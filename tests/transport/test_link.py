@@ -12,8 +12,10 @@ import pytest
 from cacheloader import fdpass
 from cacheloader.errors import DaemonError, OriginNotFound, ProtocolError
 from cacheloader.protocol import frames, messages
+from cacheloader.transport import link as link_module
 from cacheloader.transport.link import Link, PeerGone, PeerSilent
 from tests.support.descriptors import links_of
+from tests.transport.clock import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +79,30 @@ def test_peer_that_is_silent_while_a_request_waits_hangs_and_one_that_gives_sign
     with pytest.raises(PeerSilent, match="the test hangs or was stopped"):
         pair.link.receive(1, deadline=soon(60))
     assert not pair.link.is_open
+    pair.theirs.close()
+
+
+def test_a_process_that_stood_still_itself_gives_its_peer_the_time_anew(monkeypatch):
+    """As a job that was suspended with its daemon, or a node without a free processor."""
+    pair = Pair(silence_s=30.0)
+    clock, wait = Clock(), link_module._wait
+    answers = [
+        messages.Welcome(version=messages.SIGNS_OF_LIFE, daemon="d", pid=7, quota_bytes=9),
+        messages.Progress(id=1, stage="fetching", done=0, total=0),
+    ]
+
+    def stand_still_once(sock, event, deadline):
+        monkeypatch.setattr(link_module, "_wait", wait)
+        clock.ahead_s += 40.0
+        pair.say(answers.pop(0))
+        return False
+
+    monkeypatch.setattr(link_module, "time", clock)
+    monkeypatch.setattr(link_module, "_wait", stand_still_once)
+    assert pair.link.hello(deadline=clock.monotonic() + 30).pid == 7
+    monkeypatch.setattr(link_module, "_wait", stand_still_once)
+    assert isinstance(pair.link.receive(1, deadline=clock.monotonic() + 600).reply, messages.Progress)
+    pair.link.close()
     pair.theirs.close()
 
 

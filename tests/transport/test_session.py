@@ -30,6 +30,7 @@ from cacheloader.transport.resilient import Route
 from tests.support.descriptors import links_of
 from tests.support.patience import patient_enough
 from tests.support.waiting import wait_until
+from tests.transport.clock import Clock
 from tests.transport.scripted_peer import SHARDS, ScriptedPeer, index_of
 
 if TYPE_CHECKING:
@@ -144,16 +145,6 @@ def test_manifest_that_is_not_what_its_digest_says_is_refused(peer, session):
     )
     with pytest.raises(ProtocolError, match="f" * 32):
         session.open_dataset(SPEC)
-
-
-class Clock:
-    """The time, which a test may move on."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.ahead_s
 
 
 def test_progress_is_reported_and_extends_the_wait(peer, options, monkeypatch):
