@@ -16,7 +16,7 @@ import pytest
 
 from cacheloader.errors import ConfigError, DaemonUnavailable, OriginDenied
 from tests.support.descriptors import links_of
-from tests.support.node_daemon import NodeDaemon
+from tests.support.node_daemon import NodeDaemon, held_still
 from tests.support.private_web import PrivateWeb
 from tests.support.tars import packed
 from tests.support.user_process import UserProcess
@@ -219,12 +219,13 @@ def test_what_a_lease_hands_out_can_be_read_and_nothing_else(node: Node) -> None
 def test_the_cache_is_closed_to_all_but_its_daemon(node: Node) -> None:
     cache = node.folder / "cache"
     assert cache.stat().st_mode & 0o7777 == 0o700
-    for path in cache.rglob("*"):
-        status = path.lstat()
-        assert status.st_uid == DAEMON_UID, path
-        assert not status.st_mode & 0o007, f"{path} is open to others: {status.st_mode:o}"
-        if path.suffix == ".data":
-            assert status.st_mode & 0o777 == 0o440
+    with held_still(node.daemon.pid):
+        for path in cache.rglob("*"):
+            status = path.lstat()
+            assert status.st_uid == DAEMON_UID, path
+            assert not status.st_mode & 0o007, f"{path} is open to others: {status.st_mode:o}"
+            if path.suffix == ".data":
+                assert status.st_mode & 0o777 == 0o440
 
 
 def test_credentials_are_in_no_log_status_lease_name_command_line_or_file(node: Node) -> None:
@@ -249,10 +250,11 @@ def test_credentials_are_in_no_log_status_lease_name_command_line_or_file(node: 
             assert secret.encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
         assert not any(secret in link for link in links_of(pid))
     # A signed URL names its shards, so their manifest is not kept on disk.
-    for path in (node.folder / "cache").rglob("*"):
-        assert secret not in path.name
-        if path.is_file():
-            assert secret.encode() not in path.read_bytes(), path
+    with held_still(node.daemon.pid):
+        for path in (node.folder / "cache").rglob("*"):
+            assert secret not in path.name
+            if path.is_file():
+                assert secret.encode() not in path.read_bytes(), path
 
 
 def test_what_others_read_is_not_told_to_a_user(node: Node) -> None:

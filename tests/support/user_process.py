@@ -43,7 +43,7 @@ class UserProcess:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate(timeout=10)
+        self.process.communicate(timeout=60)
 
     def _ask(self, what: str, **arguments: object) -> Any:
         assert self.process.stdin is not None
