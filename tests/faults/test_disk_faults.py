@@ -177,7 +177,7 @@ def test_the_scrub_of_a_daemon_finds_damage_that_nobody_reads(
         read_all(client, shards)
         [path, *_] = directories[1].glob("blobs/*/*.data")
         flip_bit(path)
-        wait_until(lambda: status_of(client)["directories"][1]["store"]["quarantined_blobs"] == 1)
+        wait_until(lambda: status_of(client)["directories"][1]["store"]["quarantined_blobs"] == 1, timeout_s=60)
         wait_until(lambda: status_of(client)["plan"]["resident_shards"] == 7)
         assert status_of(client)["plan"]["lost_blobs"] == 1
         assert sorted(read_all(client, shards)) == ["nvme"] * 7 + ["origin"]
@@ -239,7 +239,7 @@ def test_a_small_quota_on_a_disk_that_others_fill_is_kept_below_the_floor(tmp_pa
                 plan = status_of(client)["plan"]
                 return plan["resident_shards"] < before and plan["quota_bytes"] < 8 * 2**20
 
-            wait_until(has_given_way)
+            wait_until(has_given_way, timeout_s=100)
             assert "space" in status_of(client)["degraded"]
         assert daemon.stop() == 0
     finally:
