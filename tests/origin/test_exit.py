@@ -37,6 +37,7 @@ asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2], sys.argv[3] == "close"))
 """
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("close", ["close", "just end"])
 def test_twenty_processes_that_read_and_end_at_once_all_end_well(
     s3_server: SeaweedServer, s3: Any, bucket: str, prefix: str, close: str
@@ -48,5 +49,5 @@ def test_twenty_processes_that_read_and_end_at_once_all_end_well(
     for _ in range(10):
         pair = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
         for process in pair:
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=120)
             assert (process.returncode, errors) == (0, b"")

@@ -129,10 +129,10 @@ def test_no_error_of_any_kind_shows_the_signature_or_the_user_of_a_url(kind: typ
 
 
 def test_a_message_of_many_urls_is_masked_in_no_time():
-    begun_s = time.perf_counter()
+    begun_s = time.thread_time()  # a pause of the machine costs nothing
     for text in ("s://" * 100_000, "?" * 400_000, "a://" + "x@" * 200_000, "?=" * 200_000):
         CacheloaderError(text, uri=text)
-    assert time.perf_counter() - begun_s < 5
+    assert time.thread_time() - begun_s < 5
 
 
 def test_every_value_that_may_be_a_secret_is_masked():

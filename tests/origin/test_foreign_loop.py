@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from tests.support.seaweedfs import SeaweedServer
 
 BODY = bytes(range(256)) * 2000
+LIMITS = TransferLimits(part_bytes=50_000, timeout_floor_s=60.0, deadline_s=60.0)
+"""No machine pauses for so long."""
 
 
 async def use(url: str, options: dict[str, object], engine: str) -> None:
     origin = open_origin(url, storage_options=options, engine=engine)
-    [info] = await PatientOrigin(origin).search(url, keep=lambda _: True, seen=lambda _: None)
+    [info] = await PatientOrigin(origin, stranger=LIMITS).search(url, keep=lambda _: True, seen=lambda _: None)
     assert info == await origin.stat(info.uri)
     received = bytearray(info.size_bytes)
 
     async def write_at(offset_bytes: int, body: Bytes) -> None:
         received[offset_bytes : offset_bytes + len(memoryview(body))] = body
 
-    await transfer(origin, info, write_at, limits=TransferLimits(part_bytes=50_000), slots=TransferSlots())
+    await transfer(origin, info, write_at, limits=LIMITS, slots=TransferSlots())
     assert received == BODY
     with pytest.raises(OriginNotFound):
         await origin.stat(f"{info.uri}-missing")

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cacheloader.errors import OriginChanged, OriginDenied, OriginNotFound
 from cacheloader.keys import ByteRange
+from cacheloader.origin import mount as mount_module
 from cacheloader.origin.mount import MountOrigin
 from cacheloader.origin.threads import DaemonThreads
 from tests.support.waiting import until, wait_until
@@ -89,14 +90,24 @@ def test_a_file_without_read_permission_is_denied_and_the_way_out_is_named(tmp_p
     assert "permission denied; give the user that runs the daemon the right to read it" in done.stdout
 
 
-async def test_a_hung_mount_is_given_up_at_the_callers_deadline(mount: MountOrigin, tmp_path: Path):
+async def test_a_hung_mount_is_given_up_at_the_callers_deadline(
+    mount: MountOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """A pipe without a writer blocks whoever opens it, as a dead server does."""
     os.mkfifo(tmp_path / "hung")
-    started_s = time.monotonic()
+    opens, opened = threading.Event(), mount_module._opened
+
+    def told(*args: Any) -> int:
+        opens.set()
+        return opened(*args)
+
+    monkeypatch.setattr(mount_module, "_opened", told)
+    reading = asyncio.ensure_future(mount.read_range(f"{tmp_path}/hung", ByteRange(start=0, stop=1), version=""))
+    await until(opens.is_set)  # a call that is given up before it begins is not made, and nothing would hang
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await mount.read_range(f"{tmp_path}/hung", ByteRange(start=0, stop=1), version="")
-    assert time.monotonic() - started_s < 5
+            await reading
+    # Nobody has opened the other end: what ended the call is the deadline alone.
     (tmp_path / "x").write_bytes(b"1")
     assert (await mount.stat(f"{tmp_path}/x")).size_bytes == 1, "the other thread still works"
     os.close(os.open(tmp_path / "hung", os.O_WRONLY))
@@ -148,7 +159,7 @@ async def test_a_pool_that_rests_starts_no_second_thread():
 
 def test_a_closed_pool_takes_no_calls_and_ends_its_threads():
     pool = DaemonThreads(2, name="closing")
-    pool.submit(int).result(10)
+    pool.submit(int).result(60)
     wait_until(lambda: pool._num_idle == 1)
     pool.shutdown()
     with pytest.raises(RuntimeError, match="closed"):

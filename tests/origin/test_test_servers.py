@@ -28,7 +28,7 @@ def web_proxy(nginx: NginxServer) -> Iterator[CountingProxy]:
 
 def get(url: str, byte_range: str = "") -> bytes:
     request = urllib.request.Request(url, headers={"Range": byte_range} if byte_range else {})
-    with urllib.request.urlopen(request, timeout=10) as response:
+    with urllib.request.urlopen(request, timeout=60) as response:
         return response.read()
 
 
