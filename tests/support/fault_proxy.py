@@ -45,6 +45,7 @@ class FaultProxy(CountingProxy):
         self._share = 0.0
         self._draw: Callable[[random.Random], Fault] = passing_faults
         self.num_drawn = 0
+        self._place: socket.socket | None = None
 
     def draw_faults(self, seed: int, share: float, draw: Callable[[random.Random], Fault] = passing_faults) -> None:
         """Let this ``share`` of all GETs of objects meet a fault that is drawn from ``seed``; 0 ends that."""
@@ -69,13 +70,24 @@ class FaultProxy(CountingProxy):
             self.come_up()
 
     def _call(self, work: object) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(10)  # type: ignore[arg-type]
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(60)  # type: ignore[arg-type]
 
     async def _down(self) -> None:
-        self._server.close()
-        for task in list(self._handlers):
-            task.cancel()
-        await asyncio.gather(*self._handlers, return_exceptions=True)
+        await self._hang_up()
+        # Nobody listens, so that connections are refused; and nobody else gets the port meanwhile.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", self.port))
+
+    async def _listen(self) -> None:
+        await super()._listen()
+        if self._place is not None:
+            self._place.close()
+
+    async def _hang_up(self) -> None:
+        await super()._hang_up()
+        if self._place is not None:
+            self._place.close()
 
     async def _delay(self, method: str, target: str) -> None:
         await super()._delay(method, target)
