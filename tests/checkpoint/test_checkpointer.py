@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import signal
 import warnings
@@ -315,22 +316,30 @@ def test_a_save_that_failed_in_the_background_is_raised_by_the_next_and_training
 
 
 def test_an_error_in_the_loop_is_told_before_the_save_under_way_is_waited_for(
-    bucket: str, prefix: str, s3_proxy: CountingProxy, caplog: pytest.LogCaptureFixture
+    bucket: str,
+    prefix: str,
+    s3_proxy: CountingProxy,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url, options = f"s3://{bucket}/{prefix}ckpt", storage_options(s3_proxy.url)
+    told = "training failed (ZeroDivisionError: in step 2); waiting up to 60 s for the save of step 1"
+
+    async def until_told(method: str, target: str) -> None:
+        while told not in caplog.text:
+            await asyncio.sleep(0.01)
 
     def train() -> None:
         job = Job()
         with job.checkpointer(url, storage_options=options) as checkpoints:
             job.step()
-            s3_proxy.latency_s = 0.5
+            monkeypatch.setattr(s3_proxy, "_delay", until_told)  # the store answers nothing before
             checkpoints.save(1)
             raise ZeroDivisionError("in step 2")
 
     with pytest.raises(ZeroDivisionError):
         train()
-    assert "training failed (ZeroDivisionError: in step 2); waiting up to 60 s for the save of step 1" in caplog.text
-    s3_proxy.latency_s = 0.0
+    assert told in caplog.text
     with Job().checkpointer(url, storage_options=options) as checkpoints:
         assert checkpoints.restore_latest() == 1
 
@@ -508,7 +517,7 @@ def test_a_model_of_another_type_than_the_save_is_warned_of_by_its_first_paramet
 
 
 def test_a_stop_signal_becomes_a_save_and_exit_status_75(tmp_path: Path) -> None:
-    job = Job()
+    job, before = Job(), signal.getsignal(signal.SIGTERM)
     with job.checkpointer(tmp_path, stop_signal=signal.SIGTERM) as checkpoints:
         checkpoints.exit_if_stopped(0)
         job.step()
@@ -516,7 +525,7 @@ def test_a_stop_signal_becomes_a_save_and_exit_status_75(tmp_path: Path) -> None
         with pytest.raises(SystemExit) as left:
             checkpoints.exit_if_stopped(1)
     assert left.value.code == 75
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
     with Job().checkpointer(tmp_path) as checkpoints:
         assert checkpoints.restore_latest() == 1
 

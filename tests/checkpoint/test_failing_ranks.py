@@ -7,6 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.node_daemon import REPOSITORY
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def fail(*_):
 
 counter = Counter()
 model = nn.Linear(2, 2)
-with cl.Checkpointer(f"{folder}/ckpt", model=model, counter=counter, start_over="always", timeout_s=90) as checkpoints:
+with cl.Checkpointer(f"{folder}/ckpt", model=model, counter=counter, start_over="always", timeout_s=900) as checkpoints:
     try:
         checkpoints.save(1)
     except ConfigError as error:
@@ -55,6 +57,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.timeout(600)
 def test_what_fails_on_rank_0_alone_is_raised_on_every_rank_and_the_next_save_is_good(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon", "OMP_NUM_THREADS": "1"}
     ranks = [
@@ -64,7 +67,7 @@ def test_what_fails_on_rank_0_alone_is_raised_on_every_rank_and_the_next_save_is
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=80)[0].splitlines() for rank in ranks]
+        said = [rank.communicate(timeout=240)[0].splitlines() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -21,6 +21,8 @@ from tests.support.node_daemon import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.timeout(300)  # each starts a python with torch
+
 SCRIPT = """
 import os, signal, sys
 from contextlib import contextmanager
@@ -62,7 +64,7 @@ def kill(folder: Path, name: str, when: str, mode: str, *, found: int) -> None:
     """A job that finds the save of step ``found`` and is killed in the next one."""
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", SCRIPT, str(folder), name, when, mode, str(found)]
-    done = subprocess.run(command, env=environment, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, timeout=240, check=False)
     assert done.returncode == -signal.SIGKILL
 
 

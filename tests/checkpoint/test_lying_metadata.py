@@ -94,7 +94,7 @@ def test_third_lie_a_writer_thread_fails_and_torch_does_not_hear_it(
 
     def slow_main(self: Any, write_item: Any) -> Any:  # leaves the second file to the second thread
         if threading.current_thread() is threading.main_thread():
-            done.wait(10)
+            done.wait(60)
         return resolve(self, write_item)
 
     done = threading.Event()
@@ -127,7 +127,7 @@ def test_our_own_save_hears_a_writer_thread_that_fails(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         dcp.DefaultSavePlanner,
         "resolve_data",
-        lambda self, item: (threading.current_thread() is mine and done.wait(10)) * 0 or resolve(self, item),
+        lambda self, item: (threading.current_thread() is mine and done.wait(60)) * 0 or resolve(self, item),
     )
     monkeypatch.setattr(StoreFiles, "create_stream", full_in_threads)
     job = Job()

@@ -28,7 +28,7 @@ def launch(folder: Path, mode: str, *, world: int) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -37,7 +37,7 @@ def launch(folder: Path, mode: str, *, world: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(560)
+@pytest.mark.timeout(1300)
 def test_a_sharded_model_saved_by_processes_is_the_same_on_another_number_of_ranks(tmp_path: Path) -> None:
     first = launch(tmp_path, "process", world=2)
     assert first["found"]["step"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -129,14 +130,16 @@ def test_a_job_saves_to_s3_and_resumes_from_there(s3_server: Any, bucket: str, p
 def test_a_store_that_is_lost_in_the_middle_leaves_nothing_to_choose(s3_server: Any, bucket: str, prefix: str) -> None:
     proxy = CountingProxy(s3_server.port).start()
     url = f"s3://{bucket}/{prefix}run"
-    config = {"retries": {"max_attempts": 1}, "connect_timeout": 2, "read_timeout": 2}
-    options = storage_options(proxy.url) | {"config_kwargs": config}
+    options = storage_options(proxy.url) | {"config_kwargs": {"retries": {"max_attempts": 1}}}
     job = Job()
-    with job.checkpointer(url, storage_options=options) as checkpoints:
+    with job.checkpointer(url, storage_options=options) as checkpoints, socket.socket() as nobody:
         job.step()
         checkpoints.save(1)
         checkpoints.wait()
         proxy.stop()
+        # Kept, so that no other server of this machine gets the port meanwhile; it refuses every connection.
+        nobody.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        nobody.bind(("127.0.0.1", proxy.port))
         checkpoints.save(2)
         with pytest.raises(SaveFailed, match="step 2 did not end in a commit"):
             checkpoints.wait()

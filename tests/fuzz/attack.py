@@ -30,7 +30,7 @@ READ_EVERY = 500
 """Frames between two reads of the bystander."""
 
 FRAMES_PER_CONNECTION = 120
-ANSWER_S = 30.0
+ANSWER_S = 60.0
 SLACK_BYTES = 48 * 2**20
 """How much the daemon's memory may grow after the first fifth of a run: arenas of the allocator, caches that fill."""
 
@@ -44,6 +44,7 @@ class Report:
         frames: Sent over the socket; each was also given to the decoder.
         mutations: How many of each kind.
         connections: Opened for it.
+        no_requests: Frames that are no requests; each makes an offender.
         told: Offenders (frames that are no requests, or broke a rule of the session) that got a typed error.
         closed: Offenders whose connection was closed without a word (it had no room for one).
         failures: Typed errors of requests that the session went on after, by kind.
@@ -57,6 +58,7 @@ class Report:
     frames: int = 0
     mutations: Counter[str] = field(default_factory=Counter)
     connections: int = 0
+    no_requests: int = 0
     told: int = 0
     closed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -107,7 +109,7 @@ class Attack:
     def run(self, num_frames: int, *, told: Callable[[Report], None] = lambda _report: None) -> Report:
         """Send so many frames and check what is promised; ``told`` is called at each tenth."""
         report, started_s = self._report, time.monotonic()
-        self._daemon.start()
+        self._daemon.start(timeout_s=100)
         try:
             with self._daemon.connect() as bystander:
                 self._digest = bystander.open_dataset([self._folder]).digest
@@ -125,11 +127,11 @@ class Attack:
                 self._read(bystander)
                 assert self._daemon.process is not None
                 assert self._daemon.process.poll() is None, f"the daemon is gone\n{self._daemon.log[-4000:]}"
-                wait_until(lambda: self._daemon.num_fds <= fds, timeout_s=30)
+                wait_until(lambda: self._daemon.num_fds <= fds, timeout_s=60)
                 report.fds = fds, self._daemon.num_fds
                 report.rss_bytes.append(self._daemon.rss_bytes)
             self._check(num_frames)
-            assert self._daemon.stop() == 0
+            assert self._daemon.stop(timeout_s=60) == 0
         finally:
             self._daemon.kill()
         report.wall_s = round(time.monotonic() - started_s, 1)
@@ -157,6 +159,7 @@ class Attack:
         self._last = frame
         report.mutations[frame.mutation] += 1
         is_request = frame.is_request  # the decoder raises nothing but its typed error
+        report.no_requests += not is_request
         if self._sock is None or self._sent >= FRAMES_PER_CONNECTION:
             self._leave()
             self._join()

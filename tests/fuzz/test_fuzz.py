@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.timeout(300)
 def test_a_daemon_under_fire_lives_serves_others_stays_level_and_tells_each_offender(tmp_path: Path) -> None:
     seed = secrets.randbelow(2**32)
     print(f"seed {seed}")
     report = Attack(tmp_path, seed=seed).run(4000)
-    assert report.offenders > 400
+    # How many offend is chance, six hundred or so. Two hundred would be the least if every eighth connection, whose
+    # frames are the mild ones, sent all that it may.
+    assert report.offenders >= report.no_requests > 200
     assert report.failures["ConfigError"] + report.failures["ProtocolError"] > 0, "requests got past the decoder"
     assert report.bystander_reads >= 8
 

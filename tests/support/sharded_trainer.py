@@ -44,7 +44,7 @@ def main(folder: str, mode: str) -> None:
         return {"model": digest(dict(model.state_dict())), "optimizer": digest(moments)}
 
     with cl.Checkpointer(
-        Path(folder, "ckpt"), model=model, optimizer=optimizer, mode=mode, timeout_s=120
+        Path(folder, "ckpt"), model=model, optimizer=optimizer, mode=mode, timeout_s=400
     ) as checkpoints:
         step = checkpoints.restore_latest()
         found = {"step": step, **state()}
