@@ -183,7 +183,8 @@ def weed_binary() -> str:
 def free_ports() -> Iterator[int]:
     """Loopback ports on which nobody listens right now."""
     candidates = list(_PORTS)
-    random.shuffle(candidates)
+    # Not this process's own generator: who seeds it would look for the same ports as others with that seed.
+    random.SystemRandom().shuffle(candidates)
     for port in candidates:
         with socket.socket() as probe:
             try:

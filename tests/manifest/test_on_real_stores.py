@@ -11,7 +11,7 @@ import pytest
 from cacheloader.errors import ConfigError, EmptyDataset, OriginDenied, OriginError, OriginNotFound
 from cacheloader.formats.base import index_samples
 from cacheloader.formats.registry import named
-from cacheloader.manifest.asking import PatientOrigin
+from cacheloader.manifest.asking import FAMILIAR, PatientOrigin
 from cacheloader.manifest.resolve import resolve
 from cacheloader.manifest.scan import ScanCounter
 from cacheloader.manifest.sidecar import sidecar_text, write_sidecar
@@ -22,6 +22,12 @@ from tests.support.shard_sets import digest, write_shards
 
 FORMAT = named("webdataset")
 COUNTS = [25, 25, 25, 25]
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Real stores on a busy machine are silent for longer, now and then, than a stranger is waited for."""
+    monkeypatch.setitem(PatientOrigin.__init__.__kwdefaults__, "stranger", FAMILIAR)
 
 
 @pytest.fixture(scope="module")

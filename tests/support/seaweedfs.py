@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from cacheloader.demo import seaweedfs
@@ -9,6 +10,12 @@ from cacheloader.demo.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, free_port
 
 __all__ = ["ACCESS_KEY", "KEYS", "REGION", "SECRET_KEY", "SeaweedServer", "free_ports", "storage_options"]
 
+
+# Workers of pytest-xdist, and what they start, look among ports of their own: one that is free here is not taken by
+# another worker before it is used.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_NUM_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+seaweedfs._PORTS = seaweedfs._PORTS[_WORKER % _NUM_WORKERS :: _NUM_WORKERS]
 
 KEYS = {ACCESS_KEY: SECRET_KEY, "AKTEST02": "SKTEST-second-0123", "AKTEST03": "SKTEST-third-01234"}
 """All that open the test server, the demo's first."""
