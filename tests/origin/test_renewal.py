@@ -13,6 +13,7 @@ import pytest
 
 from cacheloader.errors import OriginDenied
 from cacheloader.keys import ByteRange
+from cacheloader.origin import aws_credentials
 from cacheloader.origin.open import open_origin
 from tests.support.counting_proxy import Fault
 from tests.support.expiring_proxy import ExpiringProxy
@@ -47,7 +48,12 @@ def uri(s3: Any, bucket: str, prefix: str) -> str:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without credentials, whose instance has none either."""
+    """A home without credentials, whose instance has none either.
+
+    The chain may take its time, as processes do on a busy machine, and rests for longer than any test takes.
+    """
+    for name, seconds in (("DEADLINE_S", 60.0), ("_LEAST_REST_S", 3600.0), ("_REST_S", 3600.0)):
+        monkeypatch.setattr(aws_credentials, name, seconds)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     monkeypatch.setattr(
         os, "environ", {**kept, "HOME": str(tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}
