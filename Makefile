@@ -4,6 +4,9 @@ BIN := .venv/bin
 # Of `make bench`: what to measure (targets or all), and the minutes after which no further round is begun.
 PROFILE ?= targets
 MINUTES ?= 80
+# For pip and the builds that it starts: an index that pauses or is away for a moment ends nothing.
+export PIP_DEFAULT_TIMEOUT ?= 60
+export PIP_RETRIES ?= 10
 
 .PHONY: demo test check lint types imports bench clean
 
