@@ -8,8 +8,10 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cacheloader_daemon.server.listener import Admission, Listener, bind, inherited_from_systemd
@@ -18,6 +20,9 @@ from cacheloader import fdpass
 from cacheloader.errors import CacheUnusable, DaemonUnavailable
 from cacheloader.protocol import frames, messages
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def connect(path: Path | str) -> socket.socket:
@@ -106,6 +111,14 @@ async def test_connections_above_the_limit_are_told_so_even_if_they_spoke_first(
     door.close()
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users reach; pytest keeps its own closed, also to those who have opened them."""
+    with tempfile.TemporaryDirectory(prefix="cacheloader-listener-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
 @pytest.mark.parametrize(
     ("admission", "expected"),
@@ -118,11 +131,8 @@ async def test_connections_above_the_limit_are_told_so_even_if_they_spoke_first(
     ],
     ids=["stranger", "by user", "by main group", "by another of its groups", "by a group of others"],
 )
-async def test_the_kernel_says_who_the_peer_is(tmp_path: Path, admission: Admission, expected: str) -> None:
-    door = Door(tmp_path / "s", admission)
-    for directory in [tmp_path, *tmp_path.parents]:
-        if directory.stat().st_uid == os.getuid() and directory != Path(directory.root):
-            directory.chmod(directory.stat().st_mode | 0o011)
+async def test_the_kernel_says_who_the_peer_is(open_folder: Path, admission: Admission, expected: str) -> None:
+    door = Door(open_folder / "s", admission)
     program = textwrap.dedent(
         """
         import os, socket, sys
@@ -133,7 +143,9 @@ async def test_the_kernel_says_who_the_peer_is(tmp_path: Path, admission: Admiss
         print(sock.recv(65536))
         """
     )
-    client = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen(
+        [sys.executable, "-c", program, str(open_folder / "s")], stdout=subprocess.PIPE, text=True
+    )
     if expected == "let in":
         await until(lambda: bool(door.let_in))
         assert fdpass.peer_credentials(door.let_in[0]).uid == 65534
