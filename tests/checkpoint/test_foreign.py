@@ -19,7 +19,7 @@ from tests.checkpoint.jobs import flip_bit, saved, saves, truncate
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.timeout(300)]
 
 
 def looked(folder: Path) -> list[Row]:

@@ -24,7 +24,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 _BLOCK = re.compile(r"^##?#? ([^\n]+)\n(?:(?!^#).)*?^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = dict(_BLOCK.findall("#" + DOCUMENT.read_text()))
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module", autouse=True)

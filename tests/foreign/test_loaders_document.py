@@ -31,7 +31,7 @@ NUM_EPOCHS = 3
 NUM_STEPS = 8 * NUM_EPOCHS
 
 # Warnings of foreign libraries about machines without accelerators, few cores, and each other's old names.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(300)]
 
 
 class Killed(Exception):

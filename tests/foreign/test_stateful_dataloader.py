@@ -19,6 +19,7 @@ from tests.support.draws import Drawn
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    pytest.mark.timeout(300),
 ]
 
 Opener = Callable[..., cl.RemoteDataset]
