@@ -23,7 +23,7 @@ import pytest
 
 from cacheloader.goodput.command import Reader
 from cacheloader.transport.control import stop_daemon
-from tests.support.goodput_witness import Throttle, Witness, injected, told
+from tests.support.goodput_witness import Throttle, Witness, held_up_s, injected, told
 from tests.support.node_daemon import REPOSITORY, NodeDaemon
 from tests.support.parent_death import die_with_parent
 from tests.support.seaweedfs import storage_options
@@ -130,6 +130,7 @@ def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bu
         "compute_s": COMPUTE_S, "save_every": SAVE_EVERY,
         "save_s": 0.2, "steps": STEPS, "strikes": [asdict(strike) for strike in plan.strikes],
         "slow": asdict(plan.slow), "timeout_s": 15 if IS_LONG else 60,
+        "throttle_at": plan.throttle["first_step"],
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     daemon = NodeDaemon(tmp_path / "cache", cache_size=str(cache_bytes)).start()
@@ -149,15 +150,16 @@ def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bu
             throttle.look()
             time.sleep(0.02)
         witness.look()
+        throttle.look(at_once=True)
         assert job.returncode == 0, (tmp_path / "output.txt").read_text()[-3000:]
     finally:
         job.kill()
-        job.wait(10)
+        job.wait(60)
         for pid in witness.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         daemon.stop()
-        stop_daemon(tmp_path / "cache")
+        stop_daemon(tmp_path / "cache", timeout_s=60)
     if os.environ.get("CACHELOADER_TEST_KEEP"):
         print(tmp_path)
     lines_of = told(tmp_path)
@@ -173,8 +175,11 @@ def test_every_injected_second_lies_where_it_belongs(tmp_path: Path, s3: Any, bu
     measured = {category: ns / 1e9 / WORLD for category, ns in account.totals.items()}
     rows = {category.label: (round(truth[category], 3), round(measured[category], 3)) for category in truth}
     print(f"seconds a device, (truth, report): {rows}; failures: {[(f.rank, f.cause) for f in account.failures]}")
+    print(f"held up: ranks {held_up_s(lines_of):.2f} s, witness {witness.late_s:.2f} s")
+    # Where the machine held up who measured, truth and report cannot be closer to each other than that.
+    held_s = held_up_s(lines_of) / WORLD + witness.late_s
     for category, true_s in truth.items():
-        assert abs(measured[category] - true_s) <= max(0.5, 0.02 * true_s), (category.label, rows)
+        assert abs(measured[category] - true_s) <= max(0.5, 0.02 * true_s) + held_s, (category.label, rows, held_s)
     assert [failure.rank for failure in account.failures] == [strike.rank for strike in plan.strikes]
     by_computing = {rank: ns - account.arrivals.fetch_ns[rank] for rank, ns in account.arrivals.caused_ns.items()}
     assert max(by_computing, key=lambda rank: by_computing[rank]) == plan.slow.rank, (by_computing, plan.slow)

@@ -21,6 +21,11 @@ import torch.distributed as dist
 
 import cacheloader as cl
 from cacheloader.goodput import recorder
+from cacheloader.transport.reporting import RunWatch
+from tests.support.goodput_witness import THROTTLED
+
+HELD_S = 0.25
+"""What sleeps for a hundredth of a second and takes so long was held up, by the machine or by who stopped it."""
 
 
 class Truth:
@@ -43,6 +48,15 @@ def strike(truth: Truth, kind: str, step: int) -> None:
     """Do to this process what a plan says, wherever its training thread is now."""
     truth.tell(kind, step=step)
     os.kill(os.getpid(), getattr(signal, kind))
+
+
+def feel(truth: Truth) -> None:
+    """In a thread: write down when this process was held up, since two clocks that it reads then differ by that."""
+    while True:
+        before = time.time()
+        time.sleep(0.01)
+        if time.time() - before > HELD_S:
+            truth.tell("held", before)
 
 
 def assemble(store: dist.Store, attempt: int, rank: int) -> None:
@@ -83,6 +97,8 @@ def main(config: dict[str, Any]) -> None:
         step = checkpoint["step"]
         recorder.restore(f"step-{step}", step)
     truth.tell("restored", step=step)
+    RunWatch.PATIENCE_S = 30.0  # what a daemon that is busy for longer does not hear, it cannot witness
+    threading.Thread(target=feel, args=[truth], daemon=True).start()
     with cl.goodput.Run(config["run"]):
         try:
             train(config, loader, truth, attempt, rank, step)
@@ -113,6 +129,8 @@ def train(config: dict[str, Any], loader: Any, truth: Truth, attempt: int, rank:
             step += 1
             is_slow = rank == slow["rank"] and slow["first"] <= step < slow["first"] + slow["steps"]
             time.sleep(config["compute_s"] + slow["slow_s"] * is_slow)
+            while step == config["throttle_at"] and not (Path(config["folder"]) / THROTTLED).exists():
+                time.sleep(0.01)  # until who throttles the store has seen that it is time
             arrived = time.time()
             dist.all_reduce(torch.ones(8))
             truth.tell("collective", arrived, step=step)

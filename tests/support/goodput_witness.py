@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from tests.support.counting_proxy import CountingProxy
 
+THROTTLED = "throttled"
+"""The file that says that the store is slow now."""
+
+LATE_S = 0.25
+
 Told = dict[tuple[int, int], list[dict[str, Any]]]
 
 
@@ -32,13 +37,22 @@ def told(folder: Path) -> Told:
 
 @dataclass
 class Witness:
-    """Sees from outside when each process is gone."""
+    """Sees from outside when each process is gone.
+
+    Attributes:
+        late_s: By how much it may be late, since it was held up itself.
+    """
 
     folder: Path
     gone: dict[tuple[int, int], float] = field(default_factory=dict)
     pids: dict[tuple[int, int], int] = field(default_factory=dict)
+    late_s: float = 0.0
+    _looked_s: float = 0.0
 
     def look(self) -> None:
+        before_s, self._looked_s = self._looked_s, time.monotonic()
+        if before_s and self._looked_s - before_s > LATE_S:
+            self.late_s += self._looked_s - before_s
         for path in self.folder.glob("pid-*"):
             _, attempt, rank = path.name.split("-")
             with contextlib.suppress(ValueError):
@@ -64,19 +78,25 @@ class Throttle:
     is_over: bool = False
     _looked: float = 0.0
 
-    def look(self) -> None:
+    def look(self, *, at_once: bool = False) -> None:
         now = time.time()
-        if self.is_over or now < self._looked + 0.25:
+        if self.is_over or (now < self._looked + 0.25 and not at_once):
             return
         self._looked = now
         lines = [line for own in told(self.folder).values() for line in own if line["what"] == "fetch"]
         if not self.begun and any(line["step"] >= self.first_step for line in lines):
             self.begun = now
             self.proxy.bandwidth_bytes_per_s = self.bytes_per_s
+            (self.folder / THROTTLED).touch()
         waited = sum(line["end"] - max(line["begin"], self.begun) for line in lines if line["end"] > self.begun)
         if self.begun and waited >= self.wait_s:
             self.proxy.bandwidth_bytes_per_s = 0
             self.is_over = True
+
+
+def held_up_s(lines_of: Told) -> float:
+    """For how long all processes together were held up: so far apart may two clocks be that they read."""
+    return sum(_span(line) for lines in lines_of.values() for line in lines if line["what"] == "held")
 
 
 def injected(lines_of: Told, gone: dict[tuple[int, int], float]) -> dict[Category, float]:
