@@ -95,6 +95,7 @@ def check_whole(store: Store, directory: Path) -> set[bytes]:
     return set(residents)
 
 
+@pytest.mark.timeout(600)
 def test_killed_before_any_step_the_next_start_finds_whole_blobs_and_keeps_every_promise(tmp_path: Path) -> None:
     num_steps, died = 0, True
     while died:
@@ -235,7 +236,7 @@ def test_after_a_power_failure_a_flipped_bit_is_found_before_the_first_lease(dir
 def test_suspect_blobs_are_verified_side_by_side(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lose_power(directory, barrier_ns=0)
     store = Store.open(directory)
-    both, verify = threading.Barrier(2, timeout=10), store._files.verify
+    both, verify = threading.Barrier(2, timeout=60), store._files.verify
 
     def verify_at_once(name: BlobName) -> None:
         both.wait()

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 from cacheloader_daemon.store import Pool, Store
 
 from tests.daemon.store.disks import add, key
@@ -71,6 +72,7 @@ def killed_after(life_s: float, directories: list[Path], seed: int) -> bytes:
     return letters.replace(b"\xff", b"")
 
 
+@pytest.mark.timeout(120 + 20 * NUM_KILLS)
 def test_killed_at_any_moment_what_was_published_is_whole_and_there_and_nothing_else_is(tmp_path: Path) -> None:
     """Fault: SIGKILL, again and again, on one cache. Promise: every blob whole, none missing, no debris, no leak."""
     print(f"CACHELOADER_TEST_SEED={SEED} STORE_KILLS={NUM_KILLS}")
