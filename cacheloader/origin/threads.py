@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -12,6 +14,29 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+async def run_to_its_end(threads: Executor | None, call: Callable[[], _T]) -> _T:
+    """The result of ``call``, made on a thread; a task that is cancelled meanwhile, however often, waits for its end.
+
+    What the call does is then known, and the files it works on may be closed: the number of one that is closed sooner
+    may be another file's when the thread writes to it. The wait has no deadline, since nothing can interrupt a system
+    call that a broken disk holds; who cannot wait ends the process.
+
+    Args:
+        threads: Whose thread, None for the loop's own.
+        call: What is called.
+    """
+    work = asyncio.get_running_loop().run_in_executor(threads, call)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # looked at, so that nobody complains that nobody did
+        raise
 
 
 class DaemonThreads(Executor):

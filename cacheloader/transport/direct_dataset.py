@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 from cacheloader import fdpass
 from cacheloader.errors import CorruptShard, ProtocolError, StateMismatch
@@ -16,6 +15,7 @@ from cacheloader.manifest.scan import ScanCounter
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.location import canonical_url
 from cacheloader.origin.open import open_origin
+from cacheloader.origin.threads import run_to_its_end
 from cacheloader.origin.transfer import TransferLimits, transfer
 from cacheloader.transport.direct_shards import ShardInMemory
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from cacheloader.origin.slots import TransferSlots, Urgency
     from cacheloader.protocol.messages import DatasetSpec
     from cacheloader.transport.direct_manifests import ManifestFolder
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 class DirectDataset:
@@ -104,11 +101,11 @@ class DirectDataset:
         try:
 
             async def write_at(offset: int, body: Bytes) -> None:
-                await _on_thread(fdpass.write_whole, data_fd, body, offset=offset)
+                await run_to_its_end(None, lambda: fdpass.write_whole(data_fd, body, offset=offset))
 
             await transfer(self._origin, info, write_at, limits=self._limits, slots=self._slots, urgency=urgency)
             fdpass.seal(data_fd)
-            index = await _on_thread(self._index, data_fd, info)
+            index = await run_to_its_end(None, lambda: self._index(data_fd, info))
             index_fd = fdpass.sealed_memory_file("cacheloader-index", index)
         except BaseException:
             os.close(data_fd)
@@ -120,21 +117,6 @@ class DirectDataset:
             return self._format.build_index(FileSource(data_fd, size_bytes=info.size_bytes), uri=info.uri)
         except OSError as error:
             raise CorruptShard(f"shard {info.uri} cannot be indexed: {error}", uri=info.uri) from error
-
-
-async def _on_thread(call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """As ``asyncio.to_thread``, but a task that is cancelled waits for the call to end.
-
-    The file that it works on is closed next, and its number given to another, into which it would write.
-    """
-    work = asyncio.get_running_loop().run_in_executor(None, partial(call, *args, **kwargs))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # looked at, so that nobody complains that nobody did
-        raise
 
 
 class _Scan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from cacheloader.origin.threads import DaemonThreads
+from cacheloader.origin.threads import DaemonThreads, run_to_its_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,18 +23,9 @@ class DiskThreads:
     async def run(self, call: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """The result of ``call``, made on a thread.
 
-        A task that is cancelled meanwhile still waits for the call to end: its effect on the disk is then known, and
-        the files it works on may be closed. The wait has no deadline, since nothing can interrupt a system call that
-        a broken disk holds; the daemon's exit has one.
+        A task that is cancelled meanwhile still waits for the call to end. That has no deadline; the daemon's exit has.
         """
-        work = asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **kwargs))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])
-            if not work.cancelled():
-                work.exception()  # looked at, so that nobody complains that nobody did
-            raise
+        return await run_to_its_end(self._threads, lambda: call(*args, **kwargs))
 
     async def take(self, call: Callable[[], _T], *, discard: Callable[[_T], None]) -> _T:
         """As ``run``, for a result that its receiver has to give back: a cancelled task discards it."""
