@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
@@ -16,13 +17,16 @@ from cacheloader.order.sample_order import SampleOrder
 if TYPE_CHECKING:
     from cacheloader.order.places import Places
 
-# No deadline for one example: a busy machine is no wrong order.
-thorough = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-
 # Empty shards, shards of one sample, shards below and above the size up to which a window is sorted.
 shard_sizes = st.one_of(st.integers(0, 3), st.integers(0, 60), st.integers(400, 1500))
 datasets = st.lists(shard_sizes, min_size=1, max_size=9).filter(any).map(lambda sizes: np.array(sizes, dtype=np.int64))
 seeds = st.integers(0, 2**64 - 1)
+
+
+def thorough(test):
+    """Many examples, without a deadline for one: a busy machine, which takes minutes for them, is no wrong order."""
+    tried = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    return pytest.mark.timeout(600)(tried(test))
 
 
 @st.composite
