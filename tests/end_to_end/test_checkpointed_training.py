@@ -53,7 +53,9 @@ class Run:
     def launch(self, attempt: int, *, world: int) -> subprocess.Popen[bytes]:
         path = self.folder / f"config-{attempt}.json"
         path.write_text(json.dumps(self.config | {"attempt": attempt, "folder": str(self.folder)}))
-        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(TRAINER), str(path)]
+        command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        # What a rank gets to save its step before torchrun kills it: 30 s by default.
+        command += ["--shutdown-timeout=120", str(TRAINER), str(path)]
         environment = {
             **os.environ,
             "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon",
@@ -69,7 +71,8 @@ class Run:
 
     def pids(self, attempt: int) -> dict[int, int]:
         files = self.folder.glob(f"pid-{attempt}-*")
-        return {int(path.name.rpartition("-")[2]): int(path.read_text() or 0) for path in files}
+        said = {int(path.name.rpartition("-")[2]): path.read_text() for path in files}
+        return {rank: int(pid) for rank, pid in said.items() if pid}  # or it is about to be written
 
     def lines(self, attempt: int, rank: int) -> list[dict[str, Any]]:
         """What one rank wrote, without a torn last line."""
@@ -79,8 +82,8 @@ class Run:
         whole, _, _ = path.read_text().rpartition("\n")
         return [json.loads(line) for line in whole.splitlines()]
 
-    def step(self, attempt: int) -> int:
-        lines = self.lines(attempt, 0)
+    def step(self, attempt: int, rank: int = 0) -> int:
+        lines = self.lines(attempt, rank)
         return lines[-1].get("step", 0) if lines else 0
 
     def output(self, attempt: int) -> str:
@@ -89,23 +92,24 @@ class Run:
         _, stalled, where = text.partition("Current thread 0x")
         return f"{text[-4000:]}\n{stalled}{where[:12000]}"
 
-    def reach(self, attempt: int, step: int) -> None:
+    def reach(self, attempt: int, step: int, *, world: int) -> None:
+        """Wait until every rank has written down so many steps."""
         launcher = self.launchers[-1]
 
         def is_there() -> bool:
             assert launcher.poll() is None, self.output(attempt)
-            return self.step(attempt) >= step
+            return all(self.step(attempt, rank) >= step for rank in range(world))
 
-        wait_until(is_there, timeout_s=200)
+        wait_until(is_there, timeout_s=400)
 
     def finish(self, attempt: int) -> int:
-        return self.launchers[-1].wait(200)
+        return self.launchers[-1].wait(400)
 
     def kill(self, attempt: int) -> None:
         self.launchers[-1].kill()
         for pid in self.pids(attempt).values():
             kill(pid)
-        self.launchers[-1].wait(20)
+        self.launchers[-1].wait(60)
         wait_until(lambda: not any(is_running(pid) for pid in self.pids(attempt).values()))
 
     def restored(self, attempt: int) -> int:
@@ -154,7 +158,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
                 launcher.wait()
             for pid in one.pids(attempt).values():
                 kill(pid)
-    stop_daemon(tmp_path / "cache")
+    stop_daemon(tmp_path / "cache", timeout_s=60)
 
 
 @pytest.fixture
@@ -173,7 +177,7 @@ def keys(lines: list[dict[str, Any]]) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000 if IS_LONG else 600)
+@pytest.mark.timeout(6000 if IS_LONG else 1500)
 def test_a_killed_job_repeats_every_loss_and_on_other_ranks_every_sample(
     make: Any, reference: dict[int, list[dict[str, Any]]]
 ) -> None:
@@ -185,12 +189,14 @@ def test_a_killed_job_repeats_every_loss_and_on_other_ranks_every_sample(
     num_compared = 0
     elastic = [RANKS] * (NUM_KILLS - 1) + list(OTHERS)
     for attempt, world in enumerate(elastic):
-        run.launch(attempt, world=world)
         is_last = attempt == len(elastic) - 1
+        # One that is to be killed does not end before, however long nobody looks.
+        run.config["waits_at"] = 0 if is_last else last_step - 1
+        run.launch(attempt, world=world)
         if not is_last:
             before = run.restored(attempt - 1) if attempt else 0
             most = min(before + last_step // 3, last_step - 2)
-            run.reach(attempt, rng.randint(min(before + 3, most), most))
+            run.reach(attempt, rng.randint(min(before + 3, most), most), world=world)
             time.sleep(rng.random() * 0.2)
             if rng.random() < 0.5:
                 kill(run.pids(attempt)[rng.randrange(world)])
@@ -228,7 +234,7 @@ def test_a_killed_job_repeats_every_loss_and_on_other_ranks_every_sample(
     assert len([row for row in listed if not row.reason]) == 3, "retention keeps three"
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_sigterm_to_torchrun_with_loader_workers_saves_the_step_under_way_and_it_resumes_there(
     make: Any, s3_server: Any, bucket: str, prefix: str
 ) -> None:
@@ -236,9 +242,9 @@ def test_sigterm_to_torchrun_with_loader_workers_saves_the_step_under_way_and_it
     url = f"s3://{bucket}/{prefix}ckpt"
     run: Run = make("stopped", checkpoints=url, storage_options=options, save_every=10**6, epochs=10**6)
     launcher = run.launch(0, world=2)
-    run.reach(0, 3)
+    run.reach(0, 3, world=2)
     launcher.terminate()
-    launcher.wait(60)
+    launcher.wait(150)
     [row] = rows(open_store(url, options), read_bytes=True)
     assert (row.reason, row.world_size) == ("", 2)
     assert row.step == run.step(0), "it left after another step than it saved"

@@ -24,7 +24,7 @@ EXAMPLES = REPOSITORY / "examples"
 def run(*command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/daemon", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        die_with_parent([sys.executable, *command]), env=environment, capture_output=True, text=True, timeout=300,
+        die_with_parent([sys.executable, *command]), env=environment, capture_output=True, text=True, timeout=500,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
@@ -36,7 +36,7 @@ def torchrun(script: str, *options: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_token_example_goes_on_and_its_checkpoints_and_goodput_can_be_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +48,7 @@ def test_the_token_example_goes_on_and_its_checkpoints_and_goodput_can_be_looked
         assert "from step 0" in torchrun("train_tokens.py", *options, "--steps", "5")
         printed = torchrun("train_tokens.py", *options, "--steps", "10")
     finally:
-        stop_daemon(tmp_path / "run" / "cache")
+        stop_daemon(tmp_path / "run" / "cache", timeout_s=60)
     assert "from step 5" in printed
     assert "step 10: loss" in printed
     assert main(["ckpt", "ls", str(tmp_path / "run" / "checkpoints"), "--verify", "--json"]) == 0
@@ -57,7 +57,7 @@ def test_the_token_example_goes_on_and_its_checkpoints_and_goodput_can_be_looked
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_vision_example_goes_on_where_it_ended(tmp_path: Path) -> None:
     run(str(EXAMPLES / "make_digits.py"), str(tmp_path / "digits"))
     options = ["--data", str(tmp_path / "digits"), "--output", str(tmp_path / "run"), "--workers", "0"]
@@ -65,11 +65,12 @@ def test_the_vision_example_goes_on_where_it_ended(tmp_path: Path) -> None:
         assert "epoch 0: step 18" in torchrun("train_vision.py", *options, "--epochs", "1")
         printed = torchrun("train_vision.py", *options, "--epochs", "2")
     finally:
-        stop_daemon(tmp_path / "run" / "cache")
+        stop_daemon(tmp_path / "run" / "cache", timeout_s=60)
     assert "from step 18" in printed
     assert "epoch 1: step 36" in printed
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -82,7 +83,7 @@ def test_a_script_that_was_started_the_wrong_way_says_the_right_one(command: lis
     environment["PYTHONPATH"] = f"{REPOSITORY}:{REPOSITORY}/daemon"
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / command[0]), *command[1:]],
-        env=environment, capture_output=True, text=True, timeout=100, check=False,
+        env=environment, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert words in done.stderr

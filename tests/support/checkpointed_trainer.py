@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,9 @@ def main(config: dict[str, Any]) -> None:
                 if step % config["save_every"] == 0:
                     checkpoints.save(step)
                 checkpoints.exit_if_stopped(step)
+                while step == config.get("waits_at"):
+                    time.sleep(0.05)
+                    alive.set()
     dist.destroy_process_group()
 
 

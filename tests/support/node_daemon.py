@@ -147,7 +147,7 @@ class NodeDaemon:
     def kill(self) -> None:
         """SIGKILL, as a crash would end it; its workers end by themselves."""
         if self.process is not None:
-            workers = self.children
+            workers = self.children if self.process.poll() is None else []  # or a test has taken note of its end
             self.process.kill()
             self.process.wait(60)
             self.process = None
