@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tests.chaos.processes import MARK
 from tests.support.node_daemon import REPOSITORY
 from tests.support.parent_death import die_with_parent
-from tests.support.seaweedfs import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +41,7 @@ class Job:
             "attempt": self.attempt,
             "world": world,
             "num_workers": num_workers,
-            "port": next(iter(free_ports())),
+            "rendezvous": str(self.folder / f"rendezvous-{self.attempt:04d}"),
         }
         path.write_text(json.dumps(self.config | more))
         environment = {

@@ -15,12 +15,7 @@ from tests.support.parent_death import die_with_parent
 def main(path: str) -> int:
     config = json.loads(Path(path).read_text())
     world = config["world"]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(config["port"]),
-        "WORLD_SIZE": str(world),
-    }
+    environment = {**os.environ, "WORLD_SIZE": str(world)}
     command = die_with_parent([sys.executable, "-m", "tests.chaos.trainer", path])
     ranks = [subprocess.Popen(command, env=environment | {"RANK": str(rank)}) for rank in range(world)]
     folder = Path(config["folder"])
@@ -33,7 +28,7 @@ def main(path: str) -> int:
             for rank in ranks:
                 rank.kill()
             for rank in ranks:
-                rank.wait(20)
+                rank.wait(60)
             print(f"a rank ended with one of {codes}", file=sys.stderr)
             return 1
         time.sleep(0.05)

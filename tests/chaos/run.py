@@ -184,7 +184,7 @@ class ChaosRun:
             for process in marked(self._mark):
                 send(process, signal.SIGKILL)
             if meter.ident is not None:
-                meter.join(20)
+                meter.join(60)
             proxy.stop()
             server.stop()
         return Summary(
@@ -283,7 +283,7 @@ class ChaosRun:
                 return
             time.sleep(0.02)
         if self._running(1.0):
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while any(p.role in {"launcher", "rank", "worker"} for p in self._processes()):
                 if time.monotonic() > deadline:
                     self._unexpected.append(f"outlived their launcher: {self._processes()}")
@@ -361,10 +361,10 @@ class ChaosRun:
 
     def _left_behind(self) -> list[str]:
         try:
-            stop_daemon(self._cache, timeout_s=30)
+            stop_daemon(self._cache, timeout_s=60)
         except CacheloaderError as error:
             return [error.message]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while self._processes() and time.monotonic() < deadline:
             time.sleep(0.02)
         left = [f"{process.role} {process.pid}" for process in self._processes()]

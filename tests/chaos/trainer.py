@@ -29,7 +29,14 @@ def main(config: dict[str, Any]) -> None:
     folder, attempt = Path(config["folder"]), int(config["attempt"])
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    dist.init_process_group(
+        "gloo",
+        # A port that was free when it was chosen may be somebody else's once the ranks have imported torch.
+        init_method=f"file://{config['rendezvous']}",
+        rank=rank,
+        world_size=config["world"],
+        timeout=datetime.timedelta(seconds=120),
+    )
     dataset = cl.RemoteDataset(
         config["url"],
         seed=config["seed"],
