@@ -29,7 +29,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cacheloader"))
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedServer]:
     """A SeaweedFS that serves S3."""
     server = SeaweedServer(tmp_path_factory.mktemp("seaweedfs"))
-    server.start()
+    server.start(timeout_s=100)
     yield server
     server.stop()
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from benchmarks.harness.contestant import Task
 
 SENT_BYTES_METRIC = "SeaweedFS_s3_bucket_traffic_sent_bytes_total"
-_METRICS_TIMEOUT_S = 10.0
+_METRICS_TIMEOUT_S = 60.0
+_SETTLE_S = 0.1
+_MOST_LOOKS = 50
 _CHECKSUM_MODULUS = 2**64
 
 
@@ -131,7 +133,7 @@ class Meter:
         wall_s = clock.elapsed_s
         after = Snapshot.take()
         memory = self._memory(after)
-        origin_after = self._origin_bytes()
+        origin_after = self._settled_origin_bytes()
         self._check(name, clock, expected or (self._task.expected.samples, self._task.expected.size_bytes))
         self._phases.append(
             Phase(
@@ -213,6 +215,17 @@ class Meter:
             worker=max(map(peak_rss_bytes, workers), default=0),
             daemon=sum(map(peak_rss_bytes, detached)),
         )
+
+    def _settled_origin_bytes(self) -> int | None:
+        """The store counts a body only once it has sent all of it, and whoever got it may ask before that."""
+        found = self._origin_bytes()
+        for _ in range(_MOST_LOOKS if found is not None else 0):
+            before = found
+            time.sleep(_SETTLE_S)
+            found = self._origin_bytes()
+            if found == before:
+                break
+        return found
 
     def _origin_bytes(self) -> int | None:
         if not self._task.metrics_url:

@@ -94,14 +94,14 @@ class SeaweedServer:
             process.wait(1)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(10)
+            process.wait(60)
         self._remove_sockets()
 
     def kill(self) -> None:
         """Stop without a goodbye, as a crash would."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process = None
             self._remove_sockets()
 
