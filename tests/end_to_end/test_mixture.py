@@ -117,6 +117,7 @@ def test_a_cache_that_holds_a_third_of_the_sources_is_enough(cache_dir: Path, tm
     assert 0 < meter.peak_bytes <= size["cache_size"]
 
 
+@pytest.mark.timeout(600)  # each epoch starts two Pythons with torch
 @pytest.mark.parametrize(("num_workers", "method"), [(1, None), (3, None), (2, "spawn"), (2, "forkserver")])
 def test_every_worker_count_and_start_method_gives_the_same_sequence_over_epochs(
     sets: Sets, num_workers: int, method: str | None

@@ -42,6 +42,6 @@ class SeaweedServer(seaweedfs.SeaweedServer):
             aws_secret_access_key=SECRET_KEY,
             region_name=REGION,
             config=Config(
-                connect_timeout=5, read_timeout=30, retries={"max_attempts": 1}, s3={"addressing_style": "path"}
+                connect_timeout=30, read_timeout=60, retries={"max_attempts": 1}, s3={"addressing_style": "path"}
             ),
         )
