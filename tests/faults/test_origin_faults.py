@@ -7,6 +7,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from cacheloader.config import TransportOptions
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 BODY = random.Random(1).randbytes(1_000_000)
 LIMITS = TransferLimits(
-    part_bytes=250_000, timeout_floor_s=1.0, slowest_bytes_per_s=10**9, deadline_s=20.0, backoff=Backoff(longest_s=0.2)
+    part_bytes=250_000, timeout_floor_s=1.0, slowest_bytes_per_s=10**9, deadline_s=100.0, backoff=Backoff(longest_s=0.2)
 )
 
 
@@ -107,8 +108,11 @@ async def test_whatever_mixture_of_passing_faults_a_seed_draws_the_bytes_are_rig
     seed = random.SystemRandom().randrange(10**6)
     print(f"seed {seed}")
     proxy.draw_faults(seed, 0.4, passing_faults)
-    for _ in range(5):
+    # Five rounds make twenty requests, none of which meets a fault in one run of 27,000; more rounds do.
+    for number in range(25):
         assert await copied(proxy.url, info) == BODY
+        if number >= 4 and proxy.num_drawn:
+            break
     assert proxy.num_drawn
 
 
@@ -131,7 +135,7 @@ async def test_a_store_that_cannot_be_reached_is_an_error_within_its_deadline_th
             await copied(endpoint, info, limits)
     assert caught.value.retryable
     assert endpoint.removeprefix("http://") in caught.value.message or info.uri in caught.value.message
-    assert time.monotonic() - started_s < 15
+    assert time.monotonic() - started_s < 60
     if fault == "down for good":
         proxy.come_up()
 
@@ -156,7 +160,7 @@ async def test_a_wrong_byte_in_transit_cannot_be_seen_by_the_transfer_alone(
 ) -> None:
     """Why docs/faults.md tells to use https: length and version are right, and there is nothing else to compare."""
     proxy.inject(Fault(action="flip", times=1, after_bytes=77))
-    body = await copied(proxy.url, info)
+    body = await copied(proxy.url, info, msgspec.structs.replace(LIMITS, timeout_floor_s=60.0))  # asked once
     assert sum(a != b for a, b in zip(body, BODY, strict=True)) == 1
 
 
@@ -172,7 +176,7 @@ def test_an_outage_in_the_middle_of_a_job_is_named_and_then_over(
         client.acquire(0).close()
         with proxy.outage():
             client.say(messages.Acquire(id=91, shard=1))
-            wait_until(lambda: daemon.status()["degraded"] == ["origin"], timeout_s=20)
+            wait_until(lambda: daemon.status()["degraded"] == ["origin"], timeout_s=60)
         lease = client.hear_lease()
         assert lease.read() == shards.paths[1].read_bytes()
         lease.close()
@@ -236,7 +240,7 @@ def test_keys_that_end_in_the_middle_of_a_job_are_renewed_and_the_job_goes_on(
         monkeypatch.setenv("AWS_ENDPOINT_URL", gate.url)
         write(first)
         daemon = daemons().start()
-        session = open_transport(TransportOptions(cache_dir=daemon.directory))
+        session = open_transport(TransportOptions(cache_dir=daemon.directory, hello_timeout_s=60))
         session.open_dataset(DatasetSpec(urls=[url]))
         write(second)
         gate.requests_left[first] = 3

@@ -28,7 +28,7 @@ def main(config: dict[str, Any]) -> None:
     rank = int(os.environ["RANK"])
     (folder / f"pid-{config['attempt']}-{rank}").write_text(str(os.getpid()))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=600))
     dataset = cl.RemoteDataset(
         config["urls"],
         seed=config["seed"],

@@ -112,7 +112,8 @@ def test_private_daemon_killed_with_a_request_in_flight_delivers_all_the_same(pr
     assert session.statistics().route.reconnects == 1
 
 
-def test_private_daemon_leaves_when_nobody_is_connected_and_the_next_session_starts_another(tmp_path):
+def test_private_daemon_leaves_when_nobody_is_connected_and_the_next_session_starts_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(PrivateDaemon, "patience_s", PATIENCE_S)  # it may leave before its first client has come
     write_data(tmp_path / "data")
     options = TransportOptions(cache_dir=tmp_path / "cache", cache_size="64MiB", idle_timeout_s=1.0)
     backend = Backend(name="embedded", folder=tmp_path / "data", options=options)
