@@ -140,6 +140,7 @@ def test_a_quota_below_its_own_index_is_refused_with_the_arithmetic(daemons: Dae
     assert daemon.exit_code() == 1
 
 
+@pytest.mark.timeout(300)
 def test_without_a_size_the_cache_takes_three_quarters_of_what_is_above_the_floor(
     daemons: Daemons, tmp_path: Path
 ) -> None:

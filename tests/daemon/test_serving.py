@@ -365,6 +365,7 @@ def test_a_shard_that_changed_since_the_manifest_is_never_mixed(long_lived: Node
             client.acquire(1)
 
 
+@pytest.mark.timeout(300)
 def test_what_cannot_be_reached_is_a_typed_error_within_ten_seconds(
     long_lived: NodeDaemon, bucket: str, prefix: str, s3_proxy: CountingProxy, url: str, tmp_path: Path
 ) -> None:
