@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from cacheloader import fdpass
 from cacheloader.protocol import frames, messages
 from tests.support.counting_proxy import Fault
-from tests.support.node_daemon import REPOSITORY, NodeDaemon, is_running
+from tests.support.node_daemon import REPOSITORY, NodeDaemon, held_still, is_running
 from tests.support.seaweedfs import storage_options
 from tests.support.waiting import wait_until
 
@@ -373,7 +374,8 @@ def test_a_directory_that_vanished_costs_the_cache_and_not_the_job(daemons: Daem
     with daemon.connect() as client:
         client.open_dataset([shards.folder])
         client.acquire(0).close()
-        subprocess.run(["rm", "-rf", str(daemon.directory)], check=True)
+        with held_still(daemon.pid):  # which may make a file in a folder that was just emptied
+            shutil.rmtree(daemon.directory)
         for shard, path in enumerate(shards.paths):
             lease = client.acquire(shard)
             assert lease.read() == path.read_bytes()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     Daemons = Callable[..., NodeDaemon]
 
-SILENCE_S = 3.0
+SILENCE_S = 5.0
 LONG_SILENCE_S = 8.0
 """Several signs of life fall into it, so that none is missed because the machine was busy for a moment."""
 
