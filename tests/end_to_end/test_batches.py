@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,9 @@ def test_a_process_forked_in_the_middle_of_an_epoch_reads_the_same_epoch_by_itse
                 next(batches)
             del batches
             verdict = b"equal" if [batch["__key__"] for batch in loader] == whole else b"other batches"
+        except BaseException:
+            verdict = traceback.format_exc().encode()
+            raise
         finally:
             os.write(write, verdict)
             os._exit(0)
