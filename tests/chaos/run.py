@@ -364,7 +364,7 @@ class ChaosRun:
             stop_daemon(self._cache, timeout_s=60)
         except CacheloaderError as error:
             return [error.message]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 100  # a helper waits a minute for the one that had it started, and may be killed
         while self._processes() and time.monotonic() < deadline:
             time.sleep(0.02)
         left = [f"{process.role} {process.pid}" for process in self._processes()]
