@@ -56,7 +56,10 @@ class DaemonThreads(Executor):
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
+        # A call in the queue has a thread that takes it next, or waits for the first to be done. To count the threads
+        # that look idle would leave a call behind one that has just begun, for as long as that one hangs.
         self._num_idle = 0
+        self._num_waiting = 0
         self._closed = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
@@ -76,10 +79,15 @@ class DaemonThreads(Executor):
         with self._lock:
             if self._closed:
                 raise RuntimeError(f"the threads {self._name} are closed")
-            self._calls.put(call)
-            if self._num_idle < self._calls.qsize() and self._num_threads < self._max_threads:
+            if self._num_idle:
+                self._num_idle -= 1
+            elif self._num_threads < self._max_threads:
+                name = f"{self._name}-{self._num_threads + 1}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._num_threads += 1
-                threading.Thread(target=self._work, name=f"{self._name}-{self._num_threads}", daemon=True).start()
+            else:
+                self._num_waiting += 1
+            self._calls.put(call)
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
@@ -90,13 +98,11 @@ class DaemonThreads(Executor):
                 self._calls.put(None)
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._num_idle += 1
-            call = self._calls.get()
-            with self._lock:
-                self._num_idle -= 1
-            if call is None:
-                return
+        while (call := self._calls.get()) is not None:
             call()
             del call  # else an idle thread would keep the last result's bytes alive
+            with self._lock:
+                if self._num_waiting:
+                    self._num_waiting -= 1
+                else:
+                    self._num_idle += 1

@@ -14,8 +14,7 @@ from cacheloader.errors import OriginChanged, OriginDenied, OriginNotFound
 from cacheloader.keys import ByteRange
 from cacheloader.origin import mount as mount_module
 from cacheloader.origin.mount import MountOrigin
-from cacheloader.origin.threads import DaemonThreads
-from tests.support.waiting import until, wait_until
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,39 +128,3 @@ def test_a_hung_mount_does_not_keep_the_process_alive(tmp_path: Path):
     )
     done = run_python(code, str(tmp_path / "hung"))
     assert (done.returncode, done.stdout, done.stderr) == (0, "gave up\n", "")
-
-
-async def test_the_pool_starts_no_more_threads_than_it_may():
-    pool = DaemonThreads(3, name="test")
-    together = threading.Barrier(3, timeout=30.0)  # passed only by three at a time
-    seen: set[int] = set()
-
-    def work() -> None:
-        seen.add(threading.get_ident())
-        together.wait()
-
-    loop = asyncio.get_running_loop()
-    await asyncio.gather(*(loop.run_in_executor(pool, work) for _ in range(30)))
-    assert len(seen) == 3
-    assert pool._num_threads == 3
-    pool.shutdown()
-
-
-async def test_a_pool_that_rests_starts_no_second_thread():
-    pool = DaemonThreads(8, name="test")
-    loop = asyncio.get_running_loop()
-    for _ in range(20):
-        await loop.run_in_executor(pool, int)
-        await until(lambda: pool._num_idle == 1)
-    assert pool._num_threads == 1
-    pool.shutdown()
-
-
-def test_a_closed_pool_takes_no_calls_and_ends_its_threads():
-    pool = DaemonThreads(2, name="closing")
-    pool.submit(int).result(60)
-    wait_until(lambda: pool._num_idle == 1)
-    pool.shutdown()
-    with pytest.raises(RuntimeError, match="closed"):
-        pool.submit(int)
-    wait_until(lambda: pool._num_idle == 0)
