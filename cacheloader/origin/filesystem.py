@@ -2,7 +2,7 @@
 
 fsspec's own `get_file` and `cat_ranges` check neither lengths nor versions and hide retries. Asynchronous file systems
 run on fsspec's own loop and thread, whatever loop the caller has: they keep sessions that belong to one loop, and some
-start tasks when they are collected. Others run in a bounded pool of threads.
+start tasks when they are collected. Others run in a bounded pool of threads, an instance for each.
 
 Where the store has no conditional read, the version is compared before and after each range, so bytes of a version that
 came and went in between could be missed; `s3`, `http` and `https` ask with If-Match instead.
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import fsspec
-from aiofiles.os import wrap
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from cacheloader.errors import (
     CacheloaderError,
@@ -31,14 +31,14 @@ from cacheloader.errors import (
 )
 from cacheloader.origin.base import ObjectInfo
 from cacheloader.origin.failure import failure, masked, reading, secret_values
+from cacheloader.origin.filesystem_threads import FilesystemThreads
 from cacheloader.origin.fsspec_errors import described
 from cacheloader.origin.location import scheme_of, store_url
 from cacheloader.origin.options import PUBLIC_NAMES
-from cacheloader.origin.threads import DaemonThreads
 from cacheloader.origin.wrapping import refuse_wrapping, refuse_wrapping_class
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 
     from cacheloader.keys import ByteRange
 
@@ -48,7 +48,7 @@ _DEFAULT_THREADS = 16
 # Where file systems put what changes with an object, the most exact first.
 _VERSION_NAMES = (
     "ETag", "etag", "generation", "blob_id", "sha", "mtime", "LastModified", "Last-Modified", "last_modified",
-    "modified", "updated", "created",
+    "modified", "modify", "updated", "created",
 )  # fmt: skip
 
 
@@ -70,7 +70,8 @@ class FilesystemOrigin:
         self._options = dict(options)
         refuse_wrapping(self._root, protocol=self._protocol, options=self._options)
         self._secrets = secret_values(self._options, public=PUBLIC_NAMES)
-        self._threads = DaemonThreads(_DEFAULT_THREADS, name=f"fsspec-{self._protocol}")
+        name = f"fsspec-{self._protocol}"
+        self._threads = FilesystemThreads(self._make, max_threads=_DEFAULT_THREADS, name=name)
         self._opening = asyncio.Lock()
         self._opened: Any = None
         if self._protocol not in fsspec.available_protocols():
@@ -88,9 +89,8 @@ class FilesystemOrigin:
         with self._errors("listing", prefix):
             filesystem = await self._filesystem()
             directory = filesystem._strip_protocol(prefix).rstrip("/")
-            filesystem.invalidate_cache()
-            found = await self._do(filesystem, "find", directory, detail=True)
-            if not found and not await self._do(filesystem, "exists", directory):
+            found = await self._fresh(filesystem, "find", directory, detail=True)
+            if not found and not await self._fresh(filesystem, "exists", directory):
                 raise self._failure(OriginNotFound, "listing", prefix, "there is no such directory")
         for name, info in found.items():
             uri = f"{prefix.rstrip('/')}/{name.removeprefix(directory).lstrip('/')}"
@@ -104,8 +104,7 @@ class FilesystemOrigin:
         """Size and version of the file ``uri``."""
         with self._errors("describing", uri):
             filesystem = await self._filesystem()
-            filesystem.invalidate_cache()
-            info = await self._do(filesystem, "info", filesystem._strip_protocol(uri))
+            info = await self._fresh(filesystem, "info", filesystem._strip_protocol(uri))
             if info.get("type") == "directory" or info.get("size") is None:
                 cause = "it is a directory" if info.get("type") == "directory" else "the store does not say its size"
                 raise self._failure(OriginNotFound, "describing", uri, cause)
@@ -124,7 +123,7 @@ class FilesystemOrigin:
             if _is_asynchronous(filesystem):
                 body = await on_loop_of(filesystem, filesystem._cat_file(path, byte_range.start, byte_range.stop))
             else:
-                body = await self._in_thread(_read_blocking, filesystem, path, byte_range)
+                body = await self._threads.ask(lambda filesystem: _read_blocking(filesystem, path, byte_range))
         self.check_length(uri, byte_range, body)
         if version:
             await self._check_version(uri, byte_range, version)
@@ -135,26 +134,11 @@ class FilesystemOrigin:
         filesystem, self._opened = self._opened, None
         if filesystem is not None:
             await self.close_session(filesystem)
-        self._threads.shutdown()
+        self._threads.close()
 
     async def make_filesystem(self) -> Any:
-        """A new file system, shared with nobody: fsspec would else hand out one made with other credentials."""
-
-        def make() -> Any:
-            kind = fsspec.get_filesystem_class(self._protocol)
-            refuse_wrapping_class(self._root, protocol=self._protocol, kind=kind)
-            options = {**kind._get_kwargs_from_urls(self._url), **self._options}
-            return kind(**options, skip_instance_cache=True)
-
-        try:
-            return await self._in_thread(make)
-        except ConfigError:
-            raise
-        except ImportError as error:
-            raise ConfigError(f"{self._root} needs a package that is not installed: {error}") from error
-        except (TypeError, ValueError) as error:
-            text = masked(f"the storage options for {self._root} cannot work: {error}", self._secrets)
-            raise ConfigError(text) from None
+        """A new file system, or the one of a thread: each knows its kind."""
+        return await self._threads.ask(lambda filesystem: filesystem)
 
     async def close_session(self, filesystem: Any) -> None:
         """Free what ``filesystem`` holds. Most hold nothing that their collection does not free."""
@@ -179,13 +163,32 @@ class FilesystemOrigin:
                 self._opened = await self.make_filesystem()
             return self._opened
 
-    async def _do(self, filesystem: Any, method: str, *args: object, **kwargs: object) -> Any:
+    async def _fresh(self, filesystem: Any, method: str, *args: object, **kwargs: object) -> Any:
+        """The answer of the store itself, not of what a file system remembers."""
         if _is_asynchronous(filesystem):
+            filesystem.invalidate_cache()
             return await on_loop_of(filesystem, getattr(filesystem, f"_{method}")(*args, **kwargs))
-        return await self._in_thread(getattr(filesystem, method), *args, **kwargs)
 
-    def _in_thread(self, call: Any, *args: object, **kwargs: object) -> Awaitable[Any]:
-        return wrap(call)(*args, executor=self._threads, **kwargs)
+        def ask(filesystem: Any) -> Any:
+            filesystem.invalidate_cache()
+            return getattr(filesystem, method)(*args, **kwargs)
+
+        return await self._threads.ask(ask)
+
+    def _make(self) -> Any:
+        """A new file system, shared with nobody: fsspec would else hand out one made with other credentials."""
+        try:
+            kind = fsspec.get_filesystem_class(self._protocol)
+            refuse_wrapping_class(self._root, protocol=self._protocol, kind=kind)
+            options = {**kind._get_kwargs_from_urls(self._url), **self._options}
+            return kind(**options, skip_instance_cache=True)
+        except ConfigError:
+            raise
+        except ImportError as error:
+            raise ConfigError(f"{self._root} needs a package that is not installed: {error}") from error
+        except (TypeError, ValueError) as error:
+            text = masked(f"the storage options for {self._root} cannot work: {error}", self._secrets)
+            raise ConfigError(text) from None
 
     def _failure(self, kind: type[OriginError], action: str, uri: str, cause: str, way_out: str = "") -> OriginError:
         return failure(kind, action=action, uri=uri, cause=cause, way_out=way_out, secrets=self._secrets)
@@ -218,6 +221,10 @@ def _is_asynchronous(filesystem: Any) -> bool:
 
 
 def _read_blocking(filesystem: Any, path: str, byte_range: ByteRange) -> bytes:
+    if isinstance(
+        filesystem, MemoryFileSystem
+    ):  # all who open one of its files get the same object, and one place in it
+        return bytes(filesystem.cat_file(path, byte_range.start, byte_range.stop))
     # Without a cache of the file object's own: it would read ahead what nobody asked for.
     with filesystem.open(path, "rb", cache_type="none") as file:
         file.seek(byte_range.start)
