@@ -168,9 +168,8 @@ class PrivateDaemon:
             raise _Held(error.message) if type(error) is DaemonUnavailable else error
         sock = self._find(deadline)
         if sock is None:
-            raise PeerGone(
-                f"{self.name} said it was ready and does not listen"
-            )  # it has left again, and can be started
+            # It has left again, and can be started again.
+            raise PeerGone(f"{self.name} said it was ready and does not listen")
         return sock
 
     def _start(self, ready: int) -> process.Child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,14 +29,22 @@ class Process:
     role: str
 
 
+def carriers(variable: str, value: str) -> list[Path]:
+    """The folder in ``/proc`` of every process that was started with this in its environment."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(folder)
+    return found
+
+
 def marked(mark: str) -> list[Process]:
     """Every living process that carries ``mark``."""
     found = []
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for folder in carriers(MARK, mark):
         try:
-            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
-                continue
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
         except OSError:

@@ -17,20 +17,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tests.chaos.processes import carriers
+
 MARK = "CACHELOADER_TEST_PAUSES"
 _LONGEST_S = 2.5  # below what any part of the product gives another to answer in
 _LOOK_S = 0.3
-
-
-def marked(mark: str) -> list[int]:
-    """Every process that inherited ``mark``."""
-    wanted = f"{MARK}={mark}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
-    return found
 
 
 def pause(pid: int, pause_s: float) -> bool:
@@ -65,7 +56,7 @@ def main() -> int:
     look_at_s = 0.0
     while tests.poll() is None:
         if time.monotonic() >= look_at_s:
-            processes = marked(mark)
+            processes = [int(folder.name) for folder in carriers(MARK, mark)]
             look_at_s = time.monotonic() + _LOOK_S
         if processes:
             pause_s = min(_LONGEST_S, chance.expovariate(1 / options.pause_s))

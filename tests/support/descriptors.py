@@ -16,23 +16,13 @@ def open_fds() -> int:
 
 def links_of(pid: int) -> list[str]:
     """What each descriptor of a living process points to, without those that it closed while they were read."""
-    links = []
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            links.append(str(entry.readlink()))
-        except FileNotFoundError:
-            continue
-    return links
+    return [link for _, link in _descriptors(pid)]
 
 
 def open_files() -> set[tuple[int, str]]:
     """Number and target of each descriptor of this process, to be compared by ``opened_since``."""
     gc.collect()
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile, as that of the listing is
-            found.add((int(number), os.readlink(f"/proc/self/fd/{number}")))
-    return found
+    return set(_descriptors(os.getpid()))
 
 
 def opened_since(before: set[tuple[int, str]]) -> list[str]:
@@ -41,3 +31,11 @@ def opened_since(before: set[tuple[int, str]]) -> list[str]:
     A count would also tell of what an earlier test's threads and servers close at that moment.
     """
     return sorted(target for _, target in open_files() - before)
+
+
+def _descriptors(pid: int) -> list[tuple[int, str]]:
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile, as that of the listing is
+            found.append((int(entry.name), str(entry.readlink())))
+    return found
